@@ -1,15 +1,21 @@
-//! The rules for acting on deliveries that the API and the command line share.
+//! The rules for retrying, discarding and cancelling deliveries that the API and the command line share.
 
 use postcommit_channel::model::{DeliveryId, DeliveryKey};
 use postcommit_engine::db::DbError;
 use postcommit_engine::store::{Act, Acted, DeliveryFilter, JobDraft, MAX_IDS, Store};
 
-/// Acts on the deliveries of a tenant, or of any, by their ids; answers for each, in the order given. None is no id.
+/// The warning before a delivery that may have arrived is retried. The delivery's id or another subject precedes it.
+pub const MAY_HAVE_ARRIVED: &str = "may have arrived, and a retry sends it again";
+
+/// Performs `act` on deliveries by their ids and returns a result for each, in the order of `ids`. An id that is `None`
+/// counts as not found. `tenant` restricts the deliveries to one tenant. `unclear` allows retrying deliveries that may
+/// have arrived.
 pub async fn on_ids(
     store: &Store,
     tenant: Option<i32>,
     act: Act,
     ids: &[Option<DeliveryId>],
+    unclear: bool,
 ) -> Result<Vec<Acted>, DbError> {
     let mut keys: Vec<Option<DeliveryKey>> = Vec::with_capacity(ids.len());
     for id in ids {
@@ -21,28 +27,40 @@ pub async fn on_ids(
     let found: Vec<DeliveryKey> = keys.iter().flatten().copied().collect();
     let mut acted = Vec::with_capacity(found.len());
     for some in found.chunks(MAX_IDS) {
-        acted.extend(store.act_on_many(act, some).await?);
+        acted.extend(store.act_on_many(act, some, unclear).await?);
     }
     let mut acted = acted.into_iter();
     Ok(keys.iter().map(|key| key.and_then(|_| acted.next()).unwrap_or(Acted::NotFound)).collect())
 }
 
-/// Why a filter cannot be acted on.
+/// The name of a result, and the present state of the delivery.
+pub fn told(act: Act, acted: Acted) -> (&'static str, Option<String>) {
+    match acted {
+        Acted::Done => ("done", Some(act.result().to_owned())),
+        Acted::Refused { state, .. } => ("refused", Some(state)),
+        Acted::Unclear { .. } => ("unclear", Some("parked".to_owned())),
+        Acted::NotFound => ("not_found", None),
+    }
+}
+
+/// Why the deliveries that match a filter cannot be retried or discarded.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FilterError {
     /// Only parked deliveries can be retried or discarded.
-    #[error("is {0}; only what is parked can be retried or discarded")]
+    #[error("is {0}; only parked deliveries can be retried or discarded")]
     NotParked(String),
-    /// What is parked is never stuck.
-    #[error("only what is parked can be retried or discarded, and that is never stuck")]
+    /// A parked delivery is never stuck.
+    #[error("only parked deliveries can be retried or discarded, and a parked delivery is never stuck")]
     Stuck,
-    /// A filter that was forgotten looks like an empty one: all parked deliveries must be asked for expressly.
-    #[error("name at least one condition")]
+    /// The filter has no conditions. It may have been forgotten, so a request for all parked deliveries must say so
+    /// explicitly.
+    #[error("the filter is empty; give at least one condition")]
     Empty,
 }
 
-/// The job that retries or discards every parked delivery that matches.
-pub fn job(act: Act, filter: DeliveryFilter, pace_per_s: Option<i32>) -> Result<JobDraft, FilterError> {
+/// The job that retries or discards every parked delivery that matches the filter. A filter that selects unclear
+/// deliveries allows retrying them. With `unclear`, they are retried together with the others.
+pub fn job(act: Act, filter: DeliveryFilter, unclear: bool, pace_per_s: Option<i32>) -> Result<JobDraft, FilterError> {
     if let Some(state) = filter.states.iter().find(|state| *state != "parked") {
         return Err(FilterError::NotParked(state.clone()));
     }
@@ -52,5 +70,6 @@ pub fn job(act: Act, filter: DeliveryFilter, pace_per_s: Option<i32>) -> Result<
     if filter == DeliveryFilter::default() {
         return Err(FilterError::Empty);
     }
-    Ok(JobDraft { act, filter, pace_per_s })
+    let unclear = unclear || filter.unclear == Some(true);
+    Ok(JobDraft { act, filter, unclear, pace_per_s })
 }

@@ -1,4 +1,4 @@
-//! What handlers, pages and commands share: the store, the tools of a dispatcher, and [`App`], the state of the server.
+//! The state that handlers, pages and commands share: the store, the tools of a dispatcher, and [`App`] for the server.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,24 +21,27 @@ use rustix::system::uname;
 use crate::auth::Auth;
 use crate::output::{Exit, Failure};
 use crate::settings::{InboxSettings, Settings};
+use crate::telemetry::say;
 
 /// The state that handlers and pages share.
 pub struct App {
     pub store: Store,
-    /// Accepts single notifications, many in one commit.
+    /// Accepts single notifications and commits many of them together.
     pub gate: GroupCommit,
     pub tools: Tools,
     pub auth: Auth,
-    /// Held while `POST /v1/dispatch` makes a pass: one at a time.
+    /// Held while `POST /v1/dispatch` makes a pass, so that only one pass runs at a time.
     pub passing: Arc<tokio::sync::Mutex<()>>,
-    /// The inboxes that pages have open in this process.
+    /// The inboxes that browsers have open in this process.
     pub inboxes: Inboxes,
     pub inbox: InboxSettings,
-    /// A delivery that has been due for longer is stuck.
+    /// The address at which people reach this server, without a slash at its end.
+    pub base_url: String,
+    /// A delivery that was first due longer ago than this counts as stuck.
     pub stuck_after: Duration,
 }
 
-/// The state of every handler.
+/// The state that axum passes to every handler.
 pub type AppState = Arc<App>;
 
 impl App {
@@ -51,19 +54,26 @@ impl App {
             passing: Arc::default(),
             inboxes: Inboxes::new(store.clone()),
             inbox: settings.inbox.clone(),
+            base_url: settings.api.base_url(&settings.server.url()),
             stuck_after: settings.kpi.stuck_after(),
         }
     }
 }
 
-/// Opens the store, and refuses a schema of another version.
+/// Opens the store. Refuses a schema of another version.
 pub async fn store(settings: &Settings) -> Result<Store, Failure> {
     if let Some(path) = missing_file(settings) {
         return Err(no_database(&path));
     }
-    let store = Store::open(&settings.database.url).await?;
+    let store = settings.database.open().await?;
     store.db().check_schema().await?;
     Ok(store)
+}
+
+/// Prints which database a command uses and which setting named it. Using a different database by mistake looks like
+/// lost data.
+pub fn say_database(settings: &Settings) {
+    say!("postcommit: database {}", settings.database.told());
 }
 
 /// The path of the SQLite file, if the file does not exist.
@@ -74,7 +84,7 @@ pub fn missing_file(settings: &Settings) -> Option<PathBuf> {
     }
 }
 
-/// The source of the key that seals providers' secrets.
+/// Where the key that encrypts the providers' secrets comes from.
 pub fn keys(settings: &Settings) -> KeySource {
     let secrets = &settings.secrets;
     if secrets.key.is_empty() {
@@ -84,7 +94,6 @@ pub fn keys(settings: &Settings) -> KeySource {
     }
 }
 
-/// The tools of a dispatcher.
 pub fn tools(settings: &Settings, store: Store) -> Result<Tools, Failure> {
     let egress = Egress::new(&settings.egress).map_err(|e| Failure::new(Exit::Usage, e.to_string()))?;
     let capture_fail_on = FailOn::parse(&settings.capture.fail_on).map_err(|e| Failure::new(Exit::Usage, e))?;
@@ -104,11 +113,14 @@ pub fn no_database(path: &Path) -> Failure {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     Failure::new(
         Exit::Unreachable,
-        format!("there is no database at {}; `postcommit serve` or `postcommit migrate` makes it", absolute.display()),
+        format!(
+            "there is no database at {}; `postcommit serve` or `postcommit migrate` creates it",
+            absolute.display()
+        ),
     )
 }
 
-/// The actor of a command in the audit log: `cli:<user>@<host>`. Containers set no USER; there the host identifies
+/// The actor of a command in the audit log: `cli:<user>@<host>`. Containers set no USER, and the host name identifies
 /// them.
 pub fn operator() -> Actor {
     let named = ["SUDO_USER", "USER", "LOGNAME"]
@@ -119,7 +131,7 @@ pub fn operator() -> Actor {
     Actor::new(format!("cli:{name}@{}", host.nodename().to_string_lossy()))
 }
 
-/// The user's name by `/etc/passwd`.
+/// The name of the user in `/etc/passwd`.
 fn user_name(uid: u32) -> Option<String> {
     let passwd = std::fs::read("/etc/passwd").ok()?;
     let passwd = String::from_utf8_lossy(&passwd);

@@ -1,5 +1,5 @@
-//! The caller of a request: a key or a session, and its scopes. Scopes are read when they are used, so a change takes
-//! effect immediately.
+//! Authenticates the caller of a request by a key or a session and checks its scopes. Keys are cached for at most a
+//! second, so a change takes effect almost immediately.
 
 pub mod csrf;
 
@@ -15,7 +15,7 @@ use postcommit_channel::clock;
 use postcommit_channel::model::{Actor, Scope, Scopes};
 use postcommit_channel::secret::Secret;
 use postcommit_engine::db::DbError;
-use postcommit_engine::store::{Key, KeyError, Session, Store};
+use postcommit_engine::store::{Key, KeyError, Login, Session, Store};
 
 use crate::app::{App, AppState};
 use crate::door::{Client, RequestId, holder};
@@ -23,37 +23,39 @@ use crate::problem::{Problem, ProblemKind};
 use crate::rate::Buckets;
 use crate::settings::ApiSettings;
 
-/// The cookie of a session. The prefix binds it to this host, and to HTTPS or loopback.
+/// The cookie of a session. The prefix `__Host-` binds it to this host, and to HTTPS or loopback.
 pub const COOKIE: &str = "__Host-postcommit";
-/// A session ends this long after its last request.
+/// How long after its last request a session ends.
 pub const SESSION_LASTS: Duration = Duration::from_secs(12 * 3600);
-/// How long a key is cached. The process that revokes a key empties its cache immediately.
+/// How long a key is cached. The process that revokes a key clears its own cache immediately.
 const BELIEVED: Duration = Duration::from_secs(1);
-/// Most keys in the cache.
+/// The most keys in the cache.
 const REMEMBERED: usize = 10_000;
-/// Failed sign-ins per second from one address, once its burst is used up.
+/// How many failed sign-ins per second one address may make after its burst is used up.
 const FAILURES_PER_S: f64 = 1.0 / 6.0;
 
-/// What the server keeps of callers between requests.
-///
-/// A credential is checked first, and only a failure is counted: one person who mistypes does not lock out an office
-/// behind the same address. The count does not prevent guessing; the 32 random bytes of a key, a session or a link
-/// do, and the HMAC-SHA256 of a user token. It keeps the log short and slows down a client that goes on failing. A
-/// failure costs one indexed read, over at most `server.connections_per_address` connections.
+const NO_KEY: &str = "the request has no key; send `Authorization: Bearer pc_…`";
+
+/// The state about callers that the server keeps between requests.
+/// A credential is checked first, and only a failure is counted. So one person who mistypes does not lock out an office
+/// behind the same address. The limit on failures is not what prevents guessing: keys, sessions and links have 32
+/// random bytes, and user tokens have an HMAC-SHA256. The limit keeps the log short and slows down a client that keeps
+/// failing. A failure costs one indexed read, over at most `server.connections_per_address` connections.
 pub struct Auth {
     believed: Mutex<HashMap<String, (Key, Instant)>>,
     requests: Buckets<String>,
-    /// Failures of keys, user tokens and sessions.
+    /// Failed keys, user tokens and sessions, by address.
     failures: Buckets<IpAddr>,
-    /// Failures of sign-in links, counted apart: a program with a wrong key must not keep people out, and the
-    /// reverse.
+    /// Failed sign-in links, by address. They are counted separately, so that a program with a wrong key does not block
+    /// people from signing in, and the reverse.
     link_failures: Buckets<IpAddr>,
-    /// Keys used since `note_used_once` last wrote them.
+    /// The keys that were used since `note_used_once` last stored them.
     used: Mutex<Vec<String>>,
 }
 
 impl Auth {
-    /// Limits by the settings: requests per second and burst per key, failed sign-ins per address.
+    /// Creates the state with the limits of the settings: requests per second and burst per key, failed sign-ins per
+    /// address.
     pub fn new(settings: &ApiSettings) -> Self {
         let failures_per_s = if settings.failed_sign_ins > 0.0 { FAILURES_PER_S } else { 0.0 };
         Self {
@@ -65,13 +67,13 @@ impl Auth {
         }
     }
 
-    /// Empties the cache of keys: something about them was changed.
+    /// Expires all cached keys. Call it after a key was changed.
     pub fn forget(&self) {
         let now = clock::monotonic();
         self.believed.lock().unwrap_or_else(PoisonError::into_inner).values_mut().for_each(|(_, until)| *until = now);
     }
 
-    /// Writes which keys were used since the last call.
+    /// Stores which keys were used since the last call.
     pub async fn note_used_once(&self, store: &Store) -> Result<(), DbError> {
         let mut used = std::mem::take(&mut *self.used.lock().unwrap_or_else(PoisonError::into_inner));
         used.sort_unstable();
@@ -79,7 +81,6 @@ impl Auth {
         if used.is_empty() { Ok(()) } else { store.note_keys_used(&used).await }
     }
 
-    /// The key of a token.
     async fn key(&self, store: &Store, token: &str, from: Option<IpAddr>) -> Result<Key, Problem> {
         let now = clock::monotonic();
         let known = self.believed.lock().unwrap_or_else(PoisonError::into_inner).get(token).cloned();
@@ -101,10 +102,9 @@ impl Auth {
         }
     }
 
-    /// The session of a cookie.
     async fn session(&self, store: &Store, token: &str, from: Option<IpAddr>) -> Result<Session, Problem> {
         let over =
-            || self.failed(from, Problem::new(ProblemKind::Unauthenticated, "the session is over; sign in again"));
+            || self.failed(from, Problem::new(ProblemKind::Unauthenticated, "the session has ended; sign in again"));
         store.find_session(token).await?.ok_or_else(over)
     }
 
@@ -118,7 +118,7 @@ impl Auth {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).push(key.id.clone());
     }
 
-    /// Counts a failure. Returns the refusal, or one that asks to wait when the address has failed too often.
+    /// Counts a failure. Returns `refusal`, or a request to wait if the address has failed too often.
     pub fn failed(&self, from: Option<IpAddr>, refusal: Problem) -> Problem {
         count_failure(&self.failures, from, refusal)
     }
@@ -128,17 +128,17 @@ impl Auth {
         count_failure(&self.link_failures, from, refusal)
     }
 
-    /// Counts a request of the caller, and refuses it beyond the rate limit.
+    /// Counts a request of the caller. Refuses it if the caller exceeds its rate limit.
     pub fn permit(&self, actor: &str) -> Result<(), Problem> {
         self.requests
             .take(actor.to_owned(), clock::monotonic())
-            .map_err(|wait| slow_down(wait, "too many requests by this key"))
+            .map_err(|wait| slow_down(wait, "too many requests by this caller; wait, then try again"))
     }
 }
 
 fn count_failure(failures: &Buckets<IpAddr>, from: Option<IpAddr>, refusal: Problem) -> Problem {
     match from.map(|from| failures.take(holder(from), clock::monotonic())) {
-        Some(Err(wait)) => slow_down(wait, "too many failed sign-ins from this address"),
+        Some(Err(wait)) => slow_down(wait, "too many failed sign-ins from this address; wait, then try again"),
         _ => refusal,
     }
 }
@@ -147,7 +147,6 @@ fn slow_down(wait: Duration, why: &str) -> Problem {
     Problem::new(ProblemKind::RateLimited, why).retry_after(wait.as_secs_f64().ceil() as u64)
 }
 
-/// The credential of a request.
 #[derive(Debug, Clone)]
 pub enum Credential {
     Key(Secret),
@@ -159,14 +158,15 @@ impl Credential {
         match (bearer(headers)?, cookie(headers)) {
             (Some(token), _) => Ok(Self::Key(Secret::new(token))),
             (None, Some(token)) => Ok(Self::Session(Secret::new(token))),
-            (None, None) => Err(Problem::new(ProblemKind::Unauthenticated, "send `Authorization: Bearer pc_…`")),
+            (None, None) => Err(Problem::new(ProblemKind::Unauthenticated, NO_KEY)),
         }
     }
 
-    /// Refuses a credential that no longer grants the scope: revoked, expired, over, or its tenant is suspended. For
-    /// streams, which outlive the check of their request.
+    /// Refuses a credential that no longer grants the scope: it was revoked, it has expired, its session has ended, or
+    /// its tenant is suspended. Streams call it, because they last longer than the check at the start of their request.
     pub async fn still_allows(&self, app: &App, scope: Scope) -> Result<(), Problem> {
-        // Revealed to be looked up. Nobody guessed here, so a failure is not counted.
+        // The secret is revealed here to look it up. The credential was valid before, so a failure is not a guess and
+        // is not counted.
         let caller = match self {
             Self::Key(token) => Caller::by_key(app.auth.key(&app.store, token.reveal(), None).await?, self)?,
             Self::Session(token) => {
@@ -177,7 +177,7 @@ impl Credential {
     }
 }
 
-/// The caller, and the tenant it acts for.
+/// The authenticated caller, and the tenant that it acts for.
 #[derive(Debug, Clone)]
 pub struct Caller {
     credential: Credential,
@@ -185,17 +185,17 @@ pub struct Caller {
     scopes: Scopes,
     tenant: i32,
     tenant_name: String,
-    /// The query names the tenant, which only scope `ops` may.
+    /// Whether the query named the tenant. Only the scope `ops` may name another tenant.
     chose: bool,
 }
 
 impl Caller {
-    /// Refuses a caller without that scope.
+    /// Refuses a caller that does not have this scope.
     pub fn may(&self, scope: Scope) -> Result<(), Problem> {
         if self.scopes.allows(scope) {
             return Ok(());
         }
-        Err(Problem::new(ProblemKind::Forbidden, format!("this needs a key of scope `{}`", scope.name())))
+        Err(Problem::new(ProblemKind::Forbidden, format!("this request needs a key with the scope `{}`", scope.name())))
     }
 
     /// The tenant that a change or a single object belongs to.
@@ -207,7 +207,7 @@ impl Caller {
         &self.tenant_name
     }
 
-    /// The credential, for streams to check it again.
+    /// The credential, so that streams can check it again.
     pub fn credential(&self) -> &Credential {
         &self.credential
     }
@@ -220,12 +220,13 @@ impl Caller {
         &self.actor.name
     }
 
-    /// The tenant whose rows a list shows; none is every tenant, for scope `ops` without `?tenant=`.
+    /// The tenant whose rows a list shows. `None` means all tenants: for the scope `ops` without `?tenant=`.
     pub fn whose(&self) -> Option<i32> {
         if self.scopes.allows(Scope::Ops) && !self.chose { None } else { Some(self.tenant) }
     }
 
-    /// The store as this caller may see it: behind row-level security, with the caller as the actor.
+    /// The store as this caller may see it. Row-level security applies unless the caller sees all tenants, and the
+    /// caller is the actor of changes.
     pub fn store(&self, app: &App) -> Store {
         let store = match self.whose() {
             Some(tenant) => app.store.of_tenant(tenant),
@@ -234,17 +235,17 @@ impl Caller {
         store.by(self.actor.clone())
     }
 
-    /// The store for a change, which is always of one tenant.
+    /// The store for a change, which always belongs to one tenant.
     pub fn store_of_one(&self, app: &App) -> Store {
         app.store.of_tenant(self.tenant).by(self.actor.clone())
     }
 
-    /// The store without row-level security, for changes to the tenants themselves.
+    /// The store without row-level security, for changes of the tenants themselves.
     pub fn store_of_all(&self, app: &App) -> Store {
         app.store.by(self.actor.clone())
     }
 
-    /// The tenant that a body names: the caller's own, or any for scope `ops`.
+    /// The tenant that a request's body names. It must be the caller's own, or any tenant with the scope `ops`.
     pub async fn tenant_named(&self, app: &App, named: Option<&str>) -> Result<(i32, String), Problem> {
         match named {
             None => Ok((self.tenant, self.tenant_name.clone())),
@@ -261,16 +262,18 @@ impl Caller {
         let from = parts.extensions.get::<Client>().map(|client| client.address);
         let request_id = parts.extensions.get::<RequestId>().map(|id| id.0.clone());
         let credential = Credential::in_headers(&parts.headers)?;
-        // Revealed to be looked up.
+        // The secret is revealed here to look it up.
         let mut caller = match &credential {
             Credential::Key(token) => Self::by_key(app.auth.key(&app.store, token.reveal(), from).await?, &credential)?,
             Credential::Session(token) => {
                 let session = app.auth.session(&app.store, token.reveal(), from).await?;
                 csrf::check(parts, &session)?;
                 let caller = Self::by_session(session, &credential)?;
-                // A session can still read while the database takes no writes; then it only ends earlier.
+                // If the database accepts no writes, the session can still read. It only ends earlier, because it is
+                // not renewed.
                 if let Err(problem) = app.store.renew_session(token.reveal(), SESSION_LASTS).await {
-                    tracing::warn!(%problem, "a session could not be renewed; its request is answered");
+                    tracing::warn!(%problem, "could not renew a session; its request is answered, and the session ends \
+                        earlier");
                 }
                 caller
             }
@@ -282,37 +285,24 @@ impl Caller {
     }
 
     fn by_key(key: Key, credential: &Credential) -> Result<Self, Problem> {
-        if key.suspended && !key.scopes.allows(Scope::Ops) {
-            return Err(suspended());
-        }
-        let actor = Actor::new(format!("key:{}", key.id));
-        Ok(Self {
-            credential: credential.clone(),
-            actor,
-            scopes: key.scopes,
-            tenant: key.tenant,
-            tenant_name: key.tenant_name,
-            chose: false,
-        })
+        let login =
+            Login { tenant: key.tenant, actor: format!("key:{}", key.id), key_id: Some(key.id), scopes: key.scopes };
+        Self::signed_in(login, key.tenant_name, key.suspended, credential)
     }
 
     fn by_session(session: Session, credential: &Credential) -> Result<Self, Problem> {
-        let Session { login, tenant_name, suspended: is_suspended, .. } = session;
+        Self::signed_in(session.login, session.tenant_name, session.suspended, credential)
+    }
+
+    fn signed_in(login: Login, tenant_name: String, is_suspended: bool, of: &Credential) -> Result<Self, Problem> {
         if is_suspended && !login.scopes.allows(Scope::Ops) {
             return Err(suspended());
         }
-        let actor = Actor::new(login.actor);
-        Ok(Self {
-            credential: credential.clone(),
-            actor,
-            scopes: login.scopes,
-            tenant: login.tenant,
-            tenant_name,
-            chose: false,
-        })
+        let (credential, actor) = (of.clone(), Actor::new(login.actor));
+        Ok(Self { credential, actor, scopes: login.scopes, tenant: login.tenant, tenant_name, chose: false })
     }
 
-    /// Takes the tenant of `?tenant=`, for callers that may name one.
+    /// Acts for the tenant of `?tenant=`, if the caller may name it.
     async fn choose(&mut self, app: &App, query: &str) -> Result<(), Problem> {
         let named = form_urlencoded::parse(query.as_bytes())
             .find(|(name, _)| name == "tenant")
@@ -344,8 +334,8 @@ impl FromRequestParts<AppState> for Caller {
     }
 }
 
-/// Callers by the scope that a route needs. The scope is checked before the rest of the request is read: a caller
-/// without it learns nothing about the request's other faults.
+/// Defines extractors of callers by the scope that a route needs. The scope is checked before the rest of the request
+/// is read. A caller without the scope learns nothing about other errors in the request.
 macro_rules! callers {
     ($($who:ident: $scope:ident),+) => {
         $(
@@ -367,7 +357,7 @@ macro_rules! callers {
 
 callers!(Enqueuer: Enqueue, Reader: Read, Operator: Operate, Editor: Edit, Administrator: Admin, Ops: Ops);
 
-/// For routes that answer more to callers with more rights.
+/// For routes that also work without a credential and answer more with one.
 impl OptionalFromRequestParts<AppState> for Caller {
     type Rejection = Problem;
 
@@ -379,12 +369,15 @@ impl OptionalFromRequestParts<AppState> for Caller {
     }
 }
 
-/// The bearer token; a second header is refused.
+/// The bearer token of the request. A second `Authorization` header is refused.
 pub fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let mut all = headers.get_all(header::AUTHORIZATION).iter();
     let (first, second) = (all.next(), all.next());
     if second.is_some() {
-        return Err(Problem::new(ProblemKind::Malformed, "Authorization is given more than once"));
+        return Err(Problem::new(
+            ProblemKind::Malformed,
+            "the header Authorization is given more than once; send it once",
+        ));
     }
     let Some(value) = first else { return Ok(None) };
     let token = value
@@ -394,7 +387,7 @@ pub fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
     match token {
         Some((_, token)) => Ok(Some(token.trim())),
-        None => Err(Problem::new(ProblemKind::Unauthenticated, "send `Authorization: Bearer pc_…`")),
+        None => Err(Problem::new(ProblemKind::Unauthenticated, NO_KEY)),
     }
 }
 

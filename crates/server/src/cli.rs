@@ -1,34 +1,47 @@
 //! The command line. One list of commands; each is a file of its name.
 
+mod apply;
 mod audit;
 mod config;
+mod content;
 mod deliveries;
 mod dispatch;
 mod doctor;
 mod enqueue;
+mod event_types;
+mod export;
 mod jobs;
 pub mod keys;
 mod kpis;
+mod layouts;
+mod member_lists;
 mod migrate;
 mod notifications;
 mod providers;
+mod suppressions;
+mod templates;
 mod tenants;
+mod transfer;
+mod users;
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use postcommit_engine::store::{NotAccepted, Store};
+use postcommit_channel::model::DeliveryId;
+use postcommit_engine::store::{NotAccepted, Page, Position, Store};
 use uuid::Uuid;
 
 use crate::app;
 use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::serve::{Role, ServeOptions, serve};
 use crate::settings::{Flag, Layers, Settings};
+use crate::signals::Signals;
 
-/// Commit the notification with your data. Postcommit delivers it, once, on every channel, and can prove it.
+/// Commit the notification with your data. Postcommit delivers it, once, and can prove it.
 ///
-/// Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 refused, 5 cannot reach, 7 partly.
+/// Exit codes: 0 ok, 1 failed, 2 usage error, 3 not found, 4 refused, 5 the database cannot be reached, 7 partly done;
+/// 130 ended by Ctrl-C, 143 ended by SIGTERM.
 #[derive(Debug, Parser)]
 #[command(name = "postcommit", version, max_term_width = 110)]
 pub struct Cli {
@@ -41,7 +54,7 @@ pub struct Cli {
 /// The options of every command.
 #[derive(Debug, Args)]
 pub struct GlobalOptions {
-    /// How data is printed
+    /// Output format of the data
     #[arg(
         short,
         long,
@@ -52,25 +65,26 @@ pub struct GlobalOptions {
         env = "POSTCOMMIT_OUTPUT"
     )]
     pub output: Format,
-    /// Settings file [default: postcommit.toml, when it is there]
+    /// Settings file [default: postcommit.toml, if that file exists]
     #[arg(long, global = true, help_heading = "Global options", value_name = "FILE", env = "POSTCOMMIT_CONFIG")]
     config: Option<PathBuf>,
-    /// sqlite:path or postgres://… [setting database.url]
+    /// The database, sqlite:PATH or postgres://… [default: the setting database.url, otherwise the environment variable
+    /// DATABASE_URL]
     #[arg(long, global = true, help_heading = "Global options", value_name = "URL")]
     database_url: Option<String>,
-    /// Any setting, e.g. --setting dispatch.lease_s=30; repeatable
+    /// Override any setting, e.g. --setting dispatch.lease_s=30; repeatable
     #[arg(long = "setting", global = true, help_heading = "Global options", value_name = "NAME=VALUE")]
     setting: Vec<String>,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve the API and deliver
+    /// Run the server: the API, and the dispatcher that sends deliveries
     Serve {
-        /// Address and port [setting server.listen]
+        /// Address and port to listen on [default: the setting server.listen]
         #[arg(long, value_name = "ADDRESS")]
         listen: Option<String>,
-        /// The role of this process
+        /// Which parts run in this process: the API, the dispatcher, or all
         #[arg(long, value_enum, default_value = "all")]
         role: Role,
         /// Do not migrate the schema; refuse to start when it is out of date
@@ -80,42 +94,69 @@ enum Command {
         #[arg(long, hide = true)]
         while_stdin: bool,
     },
-    /// Migrate the database's schema
+    /// Create or update the schema of the database
     Migrate(migrate::Migrate),
     /// Enqueue a notification
     Enqueue(Box<enqueue::Enqueue>),
-    /// List and show notifications, cancel one
+    /// List, show and cancel notifications
     #[command(subcommand)]
     Notifications(notifications::Notifications),
-    /// List and show deliveries, retry, discard, cancel, resend, follow
+    /// List, show, retry, discard, cancel, resend and follow deliveries
     #[command(subcommand)]
     Deliveries(deliveries::Deliveries),
-    /// Jobs that act on many deliveries: list, show, cancel
+    /// List, show and cancel jobs that act on many deliveries
     #[command(subcommand)]
     Jobs(jobs::Jobs),
-    /// Configure providers
+    /// Create, change, test, pause and delete providers
     #[command(subcommand)]
     Providers(providers::Providers),
-    /// API keys, and links to sign in
+    /// Create, change, list, preview and delete templates
+    #[command(subcommand)]
+    Templates(Box<templates::Templates>),
+    /// Create, change, list and delete layouts and partials of templates
+    #[command(subcommand)]
+    Layouts(layouts::Layouts),
+    /// Show and change the settings that templates have in common: language, time zone, date format, brand
+    #[command(subcommand)]
+    Content(content::Content),
+    /// Create, change, delete, import and export users, and set their preferences
+    #[command(subcommand)]
+    Users(users::Users),
+    /// Create, change, delete, import and export lists of recipients
+    #[command(subcommand)]
+    Lists(member_lists::Lists),
+    /// List, add, remove, import and export suppressions: addresses to which nothing is sent
+    #[command(subcommand)]
+    Suppressions(suppressions::Suppressions),
+    /// Declare, list, change and delete event types
+    #[command(subcommand)]
+    EventTypes(event_types::EventTypes),
+    /// Create and change templates, layouts, lists, providers and event types as a folder of files describes them
+    Apply(apply::Apply),
+    /// Write templates, layouts, lists, providers and event types to a folder of files
+    Export(export::Export),
+    /// Create, list and revoke API keys; make sign-in links
     #[command(subcommand)]
     Keys(keys::Keys),
-    /// Tenants: make, list, weigh, suspend
+    /// Create, list and suspend tenants, and change their weights
     #[command(subcommand)]
     Tenants(tenants::Tenants),
-    /// The audit log, newest first
+    /// Show the audit log, newest first
     Audit(audit::Audit),
-    /// Make one bounded pass over what is due, and exit
+    /// Send the due deliveries in one pass of limited duration, then exit
     Dispatch(dispatch::Dispatch),
-    /// The KPIs: queue, stuck, parked, delivered
+    /// Show the KPIs: how many deliveries are queued, stuck, parked and delivered
     Kpis(kpis::Show),
-    /// Examine the installation; exits 1 when there is a problem, not for warnings and notes
+    /// Check the installation; exits 1 if it finds a problem
+    ///
+    /// Warnings and notes alone exit 0. A database that cannot be reached is a problem.
     Doctor,
-    /// Settings in force
+    /// Show the settings in force, or print the defaults
     #[command(subcommand)]
     Config(config::Config),
-    /// Print a completion script, e.g. source <(postcommit completions bash)
+    /// Print a shell completion script, e.g. source <(postcommit completions bash)
     Completions {
-        /// The shell
+        /// The shell that will read the script
         shell: clap_complete::Shell,
     },
 }
@@ -129,6 +170,8 @@ impl Cli {
             }
             _ => None,
         };
+        let signals = Signals::end_the_process()
+            .map_err(|e| Failure::new(Exit::Failed, format!("cannot install the signal handlers: {e}")))?;
         let layers = self.global.layers(listen)?;
         let format = self.global.output;
         if let Command::Completions { shell } = self.command {
@@ -143,7 +186,7 @@ impl Cli {
         let settings = layers.settings().map_err(|problem| Failure::new(Exit::Usage, problem))?;
         match self.command {
             Command::Serve { role, no_migrate, while_stdin, .. } => {
-                serve(&settings, ServeOptions { role, migrate: !no_migrate, while_stdin }).await
+                serve(&settings, ServeOptions { role, migrate: !no_migrate, while_stdin }, &signals).await
             }
             Command::Keys(command) => command.run(format, &settings).await,
             Command::Tenants(command) => command.run(format, &settings).await,
@@ -154,6 +197,15 @@ impl Cli {
             Command::Deliveries(command) => command.run(format, &settings).await,
             Command::Jobs(command) => command.run(format, &settings).await,
             Command::Providers(command) => command.run(format, &settings).await,
+            Command::Templates(command) => command.run(format, &settings).await,
+            Command::Layouts(command) => command.run(format, &settings).await,
+            Command::Content(command) => command.run(format, &settings).await,
+            Command::Apply(command) => command.run(format, &settings).await,
+            Command::Export(command) => command.run(format, &settings).await,
+            Command::Users(command) => command.run(format, &settings).await,
+            Command::Lists(command) => command.run(format, &settings).await,
+            Command::Suppressions(command) => command.run(format, &settings).await,
+            Command::EventTypes(command) => command.run(format, &settings).await,
             Command::Dispatch(command) => command.run(format, &settings).await,
             Command::Kpis(command) => command.run(format, &settings).await,
             Command::Doctor => doctor::run(format, &settings).await,
@@ -179,7 +231,7 @@ impl GlobalOptions {
         }
         let environment = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-            .filter(|(name, _)| name.starts_with("POSTCOMMIT_"))
+            .filter(|(name, _)| name.starts_with("POSTCOMMIT_") || name == "DATABASE_URL")
             .collect();
         Layers::load(self.config.as_deref(), &environment, &flags).map_err(usage)
     }
@@ -187,26 +239,45 @@ impl GlobalOptions {
 
 /// The id of a tenant by its name, if one was given.
 async fn tenant(store: &Store, name: Option<&str>) -> Result<Option<i32>, Failure> {
-    let Some(name) = name else { return Ok(None) };
-    let known = store.tenant(name).await?;
-    known.map(Some).ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no tenant {name:?}")))
+    Ok(match name {
+        Some(name) => Some(known_tenant(store, name).await?),
+        None => None,
+    })
 }
 
-/// Whether a list needs a tenant column: it shows every tenant's rows, and there are several.
-async fn tenant_column(store: &Store, only: Option<i32>) -> Result<bool, Failure> {
-    Ok(only.is_none() && store.tenants().await?.len() > 1)
+/// Which page of a list of deliveries or notifications.
+#[derive(Debug, Args)]
+struct PageArgs {
+    /// Show what is older than this position. Lists begin with the newest; each page prints the position where it ended.
+    /// A notification's id is also a position
+    #[arg(long, value_name = "POSITION")]
+    before: Option<Position>,
+    /// Show at most this many rows, 1 to 200
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
+    limit: i64,
 }
 
-/// Tells a person how to get the next page.
-fn say_more(format: Format, more: Option<postcommit_engine::store::Position>) {
-    if let (Format::Text, Some(place)) = (format, more) {
-        crate::telemetry::say!("more: --before {place}");
+/// Prints a page of one tenant's rows or of every tenant's, and tells a person how to get the next one. The tenant
+/// column is left out where it would say the same in every row.
+async fn print_page<T: serde::Serialize>(
+    format: Format,
+    store: &Store,
+    only: Option<i32>,
+    page: Page<T>,
+    columns: &[output::Column<T>],
+) -> CommandResult {
+    let tenant = only.is_none() && store.tenants().await?.len() > 1;
+    let shown: Vec<_> = columns.iter().copied().filter(|(name, _)| tenant || *name != "tenant").collect();
+    output::list(format, &page.rows, &shown);
+    if let (Format::Text, Some(place)) = (format, page.more) {
+        crate::telemetry::say!("there are more rows: add --before {place}");
     }
+    Ok(Exit::Ok)
 }
 
 /// The store for commands that change something, with the operator as the actor.
 async fn acting(settings: &Settings) -> Result<Store, Failure> {
-    Ok(store(settings).await?.by(app::operator()))
+    Ok(app::store(settings).await?.by(app::operator()))
 }
 
 /// The id of a tenant that must exist.
@@ -214,30 +285,112 @@ async fn known_tenant(store: &Store, name: &str) -> Result<i32, Failure> {
     store.tenant(name).await?.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no tenant {name:?}")))
 }
 
+/// Which page of a list that is ordered by tenant and name.
+#[derive(Debug, Args)]
+struct NamePageArgs {
+    /// Only rows of this tenant [default: every tenant]
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Begin after this name, the last one of the previous page
+    #[arg(long, value_name = "NAME", requires = "tenant")]
+    after: Option<String>,
+    /// Show at most this many rows, 1 to 200
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
+    limit: i64,
+}
+
+impl NamePageArgs {
+    /// The tenant and the name after which the page begins.
+    async fn place(&self, store: &Store) -> Result<(Option<i32>, Option<(i32, String)>), Failure> {
+        let tenant = tenant(store, self.tenant.as_deref()).await?;
+        Ok((tenant, tenant.zip(self.after.clone())))
+    }
+}
+
+/// The name of an object, and its tenant.
+#[derive(Debug, Args)]
+struct NameArgs {
+    /// The name, or the id of a user, as the list prints it
+    name: String,
+    /// The tenant that owns it
+    #[arg(long, default_value = "default")]
+    tenant: String,
+}
+
+/// Says what became of an object.
+fn said(format: Format, what: &str, name: &str, result: &str) -> CommandResult {
+    let value = serde_json::json!({what.replace(' ', "_"): name, "result": result});
+    output::one(format, &value, |_| format!("{what} {name} {result}"));
+    Ok(Exit::Ok)
+}
+
+/// The notification or job that a command is about.
+#[derive(Debug, Args)]
+pub struct IdArg {
+    /// The id, as the list prints it
+    #[arg(value_parser = id)]
+    id: Uuid,
+}
+
 /// An id given on the command line. The parser's own error does not help a person.
 fn id(text: &str) -> Result<Uuid, String> {
-    text.parse().map_err(|_| "is no id: one looks like 0199a5c2-6a3e-7c1d-9a31-0f5f6c1b2d3e".to_owned())
+    text.parse().map_err(|_| "not an id; an id looks like 0199a5c2-6a3e-7c1d-9a31-0f5f6c1b2d3e".to_owned())
+}
+
+/// The kinds of recipients that `enqueue --to` writes before the address.
+const KINDS: [&str; 7] = ["user", "email", "phone", "webhook", "slack", "teams", "list"];
+
+/// The user id or address of a recipient, which may have the form of `enqueue --to`, e.g. `user:ada`.
+fn address(text: &str) -> Result<String, std::convert::Infallible> {
+    let address = match text.split_once(':') {
+        Some((kind, address)) if KINDS.contains(&kind) => address,
+        Some(("provider", rest)) => rest.split_once(':').map_or(text, |(_, address)| address),
+        _ => text,
+    };
+    Ok(address.to_owned())
+}
+
+/// The id of a notification or of a delivery.
+#[derive(Debug, Clone, Copy)]
+enum AnyId {
+    Notification(Uuid),
+    Delivery(DeliveryId),
+}
+
+impl AnyId {
+    /// Shows what the id names.
+    async fn show(self, format: Format, store: &Store, full: bool) -> CommandResult {
+        match self {
+            Self::Notification(id) => notifications::show(format, store, id).await,
+            Self::Delivery(id) => deliveries::show(format, store, id, full).await,
+        }
+    }
+}
+
+/// An id of either kind given on the command line.
+fn any_id(text: &str) -> Result<AnyId, String> {
+    if text.contains('.') { text.parse().map(AnyId::Delivery) } else { id(text).map(AnyId::Notification) }
 }
 
 /// Asks a person to confirm. Without a terminal it refuses, and names `--yes` and `hint`.
 fn confirm(what: &str, hint: &str) -> Result<(), Failure> {
     let refused = |why: String| Err(Failure::new(Exit::Refused, format!("{what}: {why}")));
+    match ask(what) {
+        Some(true) => Ok(()),
+        Some(false) => refused("nothing was done".into()),
+        None => refused(format!("nothing was done; add --yes to confirm{hint}")),
+    }
+}
+
+/// Asks a person on the terminal whether to go on. None without a terminal.
+fn ask(what: &str) -> Option<bool> {
     if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
-        return refused(format!("nothing is done without --yes{hint}"));
+        return None;
     }
     let _ = write!(std::io::stderr(), "{what}. Go on? [y/N] ");
     let mut answer = String::new();
     let _ = std::io::stdin().lock().read_line(&mut answer);
-    if ["y", "yes"].contains(&answer.trim().to_ascii_lowercase().as_str()) {
-        Ok(())
-    } else {
-        refused("nothing was done".into())
-    }
-}
-
-/// The store, for commands that need nothing else.
-async fn store(settings: &Settings) -> Result<Store, Failure> {
-    app::store(settings).await
+    Some(["y", "yes"].contains(&answer.trim().to_ascii_lowercase().as_str()))
 }
 
 /// The exit code of a refused notification.

@@ -1,13 +1,13 @@
-//! The door: our own accept loop. It limits who may connect, how long a request may take and how large it may be.
+//! The accept loop of the HTTP server. It limits the number of connections, the duration of a request and its size.
+//! - [`open`] binds the address and accepts or refuses connections. `connection_limit.rs` counts connections and
+//!   `streams.rs` counts answers that stay open for hours.
+//! - `checked_stream.rs` sits between the socket and hyper and enforces the deadlines. It uses `head.rs`, which refuses
+//!   ambiguous request heads, and `framing.rs`, which finds the end of a body.
+//! - `answer.rs` turns one request into its answer. `body.rs` limits the size and the speed of a request's body.
+//!   `client.rs` finds the address of the client. `refusal.rs` builds the answers to refused requests.
+//! - `tls.rs` loads and reloads the certificate.
 //!
-//! - [`open`]: binds, accepts, refuses; `connection_limit.rs` counts connections, `streams.rs` answers that last for hours;
-//! - `checked_stream.rs`: between socket and hyper: deadlines, and `head.rs`, which refuses ambiguous heads;
-//!   `framing.rs` finds the end of a body;
-//! - `answer.rs`: one request to its answer; `body.rs` limits size and pace; `client.rs` is the client; `refusal.rs` the
-//!   door's own answers;
-//! - `tls.rs`: certificates.
-//!
-//! HTTP/1.1 alone: docs/decisions/0020.
+//! Only HTTP/1.1 is served; docs/decisions/0020 has the reasons.
 
 mod answer;
 mod body;
@@ -51,25 +51,29 @@ use connection_limit::{ConnectionLimit, Slot};
 use refusal::DoorRefusal;
 use tls::Tls;
 
-/// How many of those turned away are waited for until they have read it, and how long. Others are cut off without.
+/// How many refused clients the server waits for concurrently until they have read the refusal, and how long for each.
+/// Refused clients beyond that number are disconnected without waiting.
 const LOBBY: usize = 128;
 const LOBBY_DEADLINE: Duration = Duration::from_secs(1);
-/// The backlog of connections that are not accepted yet; the kernel may allow fewer. A client that finds it full
-/// retries after a second.
+/// The backlog of connections that the kernel has completed and the server has not accepted yet. The kernel may allow
+/// fewer. A client that meets a full backlog retries after about a second.
 const BACKLOG: u32 = 4096;
-/// File descriptors beside connections: the database, the log, the lobby.
+/// How many file descriptors the process needs in addition to one per connection: for the database, the log and refused
+/// clients that are still reading.
 const OTHER_FILES: usize = 256;
 
-/// Why the door did not open.
+/// Why the server could not start to listen.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("server.listen: {0}: {1}; is another one running? --listen chooses another address")]
+    #[error(
+        "server.listen: cannot listen on {0}: {1}; if another server is running there, choose another address with \
+         --listen"
+    )]
     Listen(String, std::io::Error),
     #[error("{0}")]
     Tls(String),
 }
 
-/// An open door.
 pub struct Door {
     pub address: SocketAddr,
     is_tls: bool,
@@ -77,22 +81,19 @@ pub struct Door {
 }
 
 impl Door {
-    /// The URL for a browser.
+    /// The URL to open in a browser.
     pub fn url(&self) -> String {
         format!("http{}://{}", if self.is_tls { "s" } else { "" }, self.address)
     }
 
-    /// Waits after a stop until every request is answered or the grace is over.
+    /// Call it after a stop was requested. Waits until every connection is closed or the grace period is over.
     pub async fn closed(self) {
         let _ = self.closed.await;
     }
 }
 
-/// Opens the door for `service`. [`Stop::Finish`] refuses new connections and lets requests under way finish within
-/// `grace`; [`Stop::Now`] closes immediately.
-///
-/// # Errors
-/// The address is in use, or certificate and key cannot be used.
+/// Starts to listen and serves requests with `service`. [`Stop::Finish`] refuses new connections and lets running
+/// requests finish within `grace`. [`Stop::Now`] closes all connections immediately.
 pub async fn open<S: Serves>(
     settings: &ServerSettings,
     service: S,
@@ -122,13 +123,13 @@ pub async fn open<S: Serves>(
 fn bind(listen: &str) -> std::io::Result<TcpListener> {
     let address: SocketAddr = listen.parse().map_err(std::io::Error::other)?;
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // Allows binding while old connections are in TIME_WAIT.
+    // SO_REUSEADDR allows binding while old connections of this port are in TIME_WAIT.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }
 
-/// Everything that connections share.
+/// The state that all connections share.
 struct Acceptor<S> {
     settings: Arc<ServerSettings>,
     tls: Option<Arc<Tls>>,
@@ -153,7 +154,7 @@ impl<S: Serves> Acceptor<S> {
         }
         let left = self.connections.inside();
         if left > 0 {
-            tracing::warn!(left, "stopped with connections open");
+            tracing::warn!(left, "the server stopped before all connections had ended; they are closed");
         }
     }
 
@@ -162,8 +163,9 @@ impl<S: Serves> Acceptor<S> {
             match listener.accept().await {
                 Ok((stream, peer)) => self.clone().receive(stream, peer.ip().to_canonical()),
                 Err(problem) => {
-                    // Most likely no file descriptor is free: wait until others are closed.
-                    tracing::warn!(%problem, "could not accept a connection");
+                    // The most likely cause is that no file descriptor is free. Wait until other connections are
+                    // closed.
+                    tracing::warn!(%problem, "could not accept a connection; trying again");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
@@ -191,8 +193,8 @@ impl<S: Serves> Acceptor<S> {
         };
         match shaken {
             Ok(Ok(stream)) => self.talk(stream, peer, slot).await,
-            Ok(Err(problem)) => tracing::debug!(client = %peer, %problem, "no TLS"),
-            Err(_) => tracing::debug!(client = %peer, "no TLS in time"),
+            Ok(Err(problem)) => tracing::debug!(client = %peer, %problem, "the TLS handshake of a connection failed"),
+            Err(_) => tracing::debug!(client = %peer, "the TLS handshake of a connection took too long"),
         }
     }
 
@@ -208,7 +210,8 @@ impl<S: Serves> Acceptor<S> {
             _slot: slot,
         });
         let wire = CheckedStream::new(stream, exchange.clone(), self.settings.clone());
-        // The checked stream has the deadline for heads: hyper's would count the time between two requests as well.
+        // The checked stream enforces the deadline for heads. Hyper's own timeout would also count the time between two
+        // requests.
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(None)
@@ -227,11 +230,11 @@ impl<S: Serves> Acceptor<S> {
             }
         };
         if let Err(problem) = ended {
-            tracing::debug!(client = %peer, %problem, "a connection broke");
+            tracing::debug!(client = %peer, %problem, "a connection ended with an error");
         }
     }
 
-    /// Writes the refusal, and waits a bounded time for the client to read it.
+    /// Writes the refusal and waits up to `LOBBY_DEADLINE` for the client to read it.
     fn turn_away(&self, stream: TcpStream, refusal: &DoorRefusal) {
         let words = farewell(refusal);
         let Ok(place) = self.lobby.clone().try_acquire_owned() else {
@@ -254,7 +257,7 @@ impl<S: Serves> Acceptor<S> {
     }
 }
 
-/// Writes, then reads until the client closes: closing with unread bytes would discard the answer.
+/// Writes the answer, then reads until the client closes. Closing a socket with unread bytes would discard the answer.
 async fn say_goodbye(mut stream: impl AsyncRead + AsyncWrite + Unpin, words: &str) -> std::io::Result<()> {
     stream.write_all(words.as_bytes()).await?;
     stream.shutdown().await?;
@@ -263,7 +266,7 @@ async fn say_goodbye(mut stream: impl AsyncRead + AsyncWrite + Unpin, words: &st
     Ok(())
 }
 
-/// The answer to a connection beyond the limit, written without hyper because it must be cheap.
+/// The HTTP answer to a connection beyond the limit. It is built without hyper to keep a refusal cheap.
 fn farewell(refusal: &DoorRefusal) -> String {
     let body = refusal.json();
     let id = RequestId::new().0;
@@ -276,12 +279,12 @@ fn farewell(refusal: &DoorRefusal) -> String {
     )
 }
 
-/// Waits for this stop request or a stronger one. A dropped sender is the strongest.
+/// Waits until the stop channel holds `word` or a stronger request. A dropped sender counts as the strongest request.
 async fn told(stop: &mut watch::Receiver<Stop>, word: Stop) {
     let _ = stop.wait_for(|said| *said == Stop::Now || (*said == Stop::Finish && word == Stop::Finish)).await;
 }
 
-/// Raises the limit of open files as far as allowed, and warns when it is too low.
+/// Raises this process's limit of open files to its hard limit. Warns if that is too low for `connections`.
 fn raise_files(connections: usize) {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });

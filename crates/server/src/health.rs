@@ -1,5 +1,5 @@
-//! `/healthz`: the process runs. `/readyz`: the database answers, has our schema and takes writes. Both answer to any
-//! `Host`, since probes use any name and the answers hold no tenant's data.
+//! `/healthz` says that the process runs. `/readyz` says that the database answers, has our schema and accepts writes.
+//! Both accept any `Host`, because probes use any name and the answers hold no tenant's data.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,19 +12,20 @@ use postcommit_engine::db::DbError;
 use postcommit_engine::store::Store;
 use tokio::sync::watch;
 
-/// The longest time until a probe is answered, whether the database has answered or not.
+/// The longest time until a probe is answered, even if the database has not answered.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
 type Readiness = (StatusCode, String);
 
-/// One check at a time, shared by all concurrent probes. It is never cancelled, because a database call never is.
+/// Runs one check at a time, which all concurrent probes share. A check is never cancelled, because a database call is
+/// never cancelled.
 #[derive(Clone)]
 struct ReadyProbe {
     store: Store,
     under_way: Arc<Mutex<Option<watch::Receiver<Option<Readiness>>>>>,
 }
 
-/// Both routes, for GET and HEAD.
+/// The routes `/healthz` and `/readyz`, for GET and HEAD.
 pub fn routes(store: Store) -> Router {
     let only_get = async || (StatusCode::METHOD_NOT_ALLOWED, "GET only\n");
     Router::new()
@@ -40,7 +41,7 @@ async fn ready(State(look): State<ReadyProbe>) -> Readiness {
         Ok(found) => found.ok().and_then(|found| found.clone()),
         Err(_) => Some((
             StatusCode::SERVICE_UNAVAILABLE,
-            format!("the database has not answered for {} ms; is a lock held?\n", PATIENCE.as_millis()),
+            format!("the database has not answered for {} ms; check whether a lock blocks it\n", PATIENCE.as_millis()),
         )),
     };
     found.unwrap_or_else(|| {
@@ -49,7 +50,7 @@ async fn ready(State(look): State<ReadyProbe>) -> Readiness {
 }
 
 impl ReadyProbe {
-    /// Joins the check under way, or starts one.
+    /// Joins the running check, or starts one.
     fn join(&self) -> watch::Receiver<Option<Readiness>> {
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         let is_open =
@@ -66,10 +67,22 @@ impl ReadyProbe {
 
 async fn look_at(store: &Store) -> Readiness {
     match check(store).await {
-        Ok(false) => (StatusCode::OK, "ready\n".into()),
+        Ok(false) => (StatusCode::OK, closed(store).await.unwrap_or_else(|| "ready\n".into())),
         Ok(true) => (StatusCode::SERVICE_UNAVAILABLE, "the database is read-only\n".into()),
         Err(problem) => (StatusCode::SERVICE_UNAVAILABLE, format!("{problem}\n")),
     }
+}
+
+/// A text about lanes that no worker can serve, if there are any. The process still counts as ready, because another
+/// instance could not serve them either.
+async fn closed(store: &Store) -> Option<String> {
+    let lanes = store.unopened(None).await.ok()?;
+    let reason = &lanes.values().next()?.reason;
+    let count = lanes.len();
+    Some(format!(
+        "ready\nlanes closed: {count}, because the secrets of their providers cannot be decrypted: {reason}; \
+         `postcommit doctor` names them\n"
+    ))
 }
 
 async fn check(store: &Store) -> Result<bool, DbError> {

@@ -1,7 +1,7 @@
-//! The host names that a server on loopback answers to.
-//!
-//! A website can point its own name to 127.0.0.1 (DNS rebinding). A visitor's browser then takes this server for that
-//! site, and its scripts can read our answers. Such a request names the site in `Host`, which no script can change.
+//! The host names that a server on a loopback address answers to.
+//! A website can point its own name to 127.0.0.1 (DNS rebinding). A visitor's browser then treats this server as part
+//! of that site, and the site's scripts can read our answers. Such a request has the site's name in `Host`, which no
+//! script can change.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use url::Url;
 use crate::problem::{Problem, ProblemKind};
 use crate::settings::Settings;
 
-/// Where the server listens on loopback and trusts no proxy, the routes of `router` answer only to loopback's names
-/// and to the host of `api.public_url`. Elsewhere they answer to any name.
+/// Restricts the host names of `router` if the server listens on loopback and trusts no proxy. The routes then answer
+/// only to the names of loopback and to the host of `api.public_url`. Otherwise they answer to any name.
 pub fn guarded(router: Router, settings: &Settings) -> Router {
     if !settings.server.is_loopback() {
         return router;
@@ -38,13 +38,13 @@ async fn check(State(public): State<Arc<Option<String>>>, request: Request, next
     next.run(request).await
 }
 
-/// Whether a request names loopback alone, on any port.
+/// Whether all hosts that the request names are loopback, with any port.
 pub fn is_loopback(headers: &HeaderMap, uri: &Uri) -> bool {
     named_hosts(headers, uri).is_some_and(|hosts| hosts.into_iter().all(is_loopback_name))
 }
 
-/// The hosts that a request names, without ports: in `Host`, and in its target if that is a full URL. None when one
-/// is missing or invalid.
+/// The hosts that a request names, without ports: in `Host`, and in its target if that is a full URL. `None` if `Host`
+/// is missing or repeated, or if one of them is invalid.
 fn named_hosts<'a>(headers: &'a HeaderMap, uri: &'a Uri) -> Option<Vec<&'a str>> {
     let mut given = headers.get_all(header::HOST).iter();
     let (Some(host), None) = (given.next(), given.next()) else { return None };
@@ -62,7 +62,7 @@ fn without_port(named: &str) -> Option<&str> {
     (is_port && !host.is_empty()).then_some(host)
 }
 
-/// The name without the dot that marks it as fully qualified.
+/// The host name without a trailing dot, which marks a fully qualified name.
 fn without_dot(host: &str) -> &str {
     host.strip_suffix('.').unwrap_or(host)
 }

@@ -1,14 +1,14 @@
-//! The frame of every HTML page, and the escaping of text in it.
+//! The frame of every HTML page, and HTML escaping.
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-/// Forms of our own pages must name their origin. Under the policy of other answers, `no-referrer`, browsers send
-/// `Origin: null`.
+/// The referrer policy of our pages. Their forms must send their origin. With `no-referrer`, the policy of other
+/// answers, browsers would send `Origin: null`.
 const SAME_ORIGIN: (HeaderName, HeaderValue) = (header::REFERRER_POLICY, HeaderValue::from_static("same-origin"));
 const HTML: (HeaderName, HeaderValue) = (header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
 
-/// A whole page. `content` is HTML: the caller escapes what came from outside.
+/// A whole HTML page. `content` is HTML, and the caller must have escaped all untrusted text in it.
 pub fn page(status: StatusCode, title: &str, content: &str) -> Response {
     let title = escape(title);
     let html = format!(
@@ -21,7 +21,7 @@ pub fn page(status: StatusCode, title: &str, content: &str) -> Response {
     (status, [SAME_ORIGIN, HTML], html).into_response()
 }
 
-/// Safe as text and within quotes; control characters, which HTML forbids, are replaced.
+/// Escapes text for HTML content and quoted attributes. Control characters, which HTML forbids, are replaced.
 pub fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,16 +1,17 @@
-//! The server and the command line of the `postcommit` binary. The benchmark shares [`output`], [`settings`],
+//! The server and the command line of the `postcommit` binary. The benchmark also uses [`output`], [`settings`],
 //! [`html`] and [`ui::chart`].
-//!
 //! - [`cli`]: one file per command;
-//! - `serve`: `postcommit serve`, by role; `router`: everything that a process serves;
+//! - `serve`: `postcommit serve` in its roles; `router`: all routes of a process;
+//! - `signals`: handles SIGTERM and SIGINT;
 //! - `app`: the state that handlers, pages and commands share;
-//! - `door`: the accept loop; `auth` and `rate`: the caller, its rights and its rate limit;
-//! - `read` and `problem`: a request read, a request refused;
-//! - `api`: the route table of the API and its handlers;
+//! - `door`: the accept loop; `auth` and `rate`: authentication and rate limits;
+//! - `read` and `problem`: parsing of requests, and error answers;
+//! - `api`: the routes of the API and their handlers;
 //! - [`ui`]: the pages for browsers; [`html`]: their frame;
-//! - `health`, `hosts`, `watching`: probes, names on loopback, `/metrics`;
-//! - `acts`, `notifications`, `providers`: the rules that the API and the command line share, by noun;
-//! - [`settings`], [`output`], [`telemetry`]: what goes in, and what comes out.
+//! - `health`: probes; `hosts`: the host names allowed on loopback; `watching`: `/metrics`;
+//! - `folder`: the configuration of a tenant as files; `table_file`: CSV and JSONL files for import and export;
+//! - `acts`, `notifications`, `providers`, `templates`: the rules that the API and the command line share, by subject;
+//! - [`settings`], [`output`], [`telemetry`]: configuration, output of commands, logs and traces.
 
 mod acts;
 mod api;
@@ -18,6 +19,7 @@ mod app;
 mod auth;
 pub mod cli;
 mod door;
+mod folder;
 mod health;
 mod hosts;
 pub mod html;
@@ -30,6 +32,9 @@ mod read;
 mod router;
 mod serve;
 pub mod settings;
+mod signals;
+mod table_file;
 pub mod telemetry;
+mod templates;
 pub mod ui;
 mod watching;

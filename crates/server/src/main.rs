@@ -1,4 +1,4 @@
-//! The `postcommit` binary: parse, load settings, run the command.
+//! The `postcommit` binary. It parses the command line, loads the settings and runs the command.
 
 use std::process::ExitCode;
 
@@ -15,7 +15,7 @@ fn main() -> ExitCode {
         }
     };
     let result = runtime.block_on(cli.run());
-    // Nothing that still runs may delay the exit; what matters is durable.
+    // Tasks that still run must not delay the exit. All important data is already durable.
     runtime.shutdown_background();
     match result {
         Ok(code) => code.into(),

@@ -3,11 +3,12 @@
 use std::collections::HashSet;
 
 use postcommit::Recipient;
+use postcommit_channel::model::{CHANNELS, Routes};
 use postcommit_engine::db::DbError;
 use postcommit_engine::store::{Accepted, NotAccepted, NotificationRequest, Resend, Store};
 use serde::Deserialize;
 
-/// The tenant that a notification's JSON names.
+/// The tenant that the JSON of a notification names.
 pub fn named_tenant(json: &str) -> serde_json::Result<Option<String>> {
     #[derive(Deserialize)]
     struct TenantField {
@@ -16,15 +17,16 @@ pub fn named_tenant(json: &str) -> serde_json::Result<Option<String>> {
     serde_json::from_str::<TenantField>(json).map(|field| field.tenant)
 }
 
-/// Whom a notification belongs to.
+/// The tenant that a notification belongs to.
 #[derive(Debug, Clone, Copy)]
 pub struct Owner<'a> {
-    /// None: a tenant that the notification will make.
+    /// `None` if the tenant does not exist yet and the notification will create it.
     pub id: Option<i32>,
     pub name: &'a str,
 }
 
-/// Reads a notification and holds it to every rule that can be checked before it is accepted. `key` came beside it.
+/// Parses a notification and checks every rule that can be checked before it is accepted. `key` is an idempotency key
+/// that was sent outside the JSON.
 pub async fn read(
     store: &Store,
     owner: Owner<'_>,
@@ -36,11 +38,14 @@ pub async fn read(
         incoming = incoming.with_key(key)?;
     }
     check_providers(store, owner.id, &incoming).await?;
+    check_channels(store, owner.id, &incoming.note().channels).await?;
     Ok(incoming)
 }
 
-/// Sends once more what was last sent for an entity over a channel; none when nothing was. The same request again gets
-/// the first answer. `reader` may be a store of one tenant, `writer` may not; `mark` adds the caller's trace.
+/// Sends again the last message that was sent for an entity over a channel. If none was sent, sends the last
+/// notification that was enqueued for the entity. Returns `None` if there is neither. Repeating the same request
+/// returns the first answer. `reader` may be a store that is restricted to one tenant, but `writer` must not be. `mark`
+/// adds the caller's trace.
 pub async fn resend(
     reader: &Store,
     writer: &Store,
@@ -57,14 +62,34 @@ pub async fn resend(
     writer.resend(tenant, wish, copied).await.map(Some)
 }
 
-/// A provider that is named must be configured and enabled (D1).
+/// Checks that the named channels exist. The tenant's providers are read only if a name is not one of [`CHANNELS`].
+async fn check_channels(store: &Store, tenant: Option<i32>, channels: &[String]) -> Result<(), NotAccepted> {
+    if channels.iter().all(|channel| CHANNELS.contains(&channel.as_str())) {
+        return Ok(());
+    }
+    let unavailable = |error: DbError| NotAccepted::Unavailable(error.to_string());
+    let providers = match tenant {
+        Some(tenant) => store.providers_of(tenant).await.map_err(unavailable)?,
+        None => vec![],
+    };
+    let routes = Routes(&providers);
+    match channels.iter().enumerate().find(|(_, channel)| !routes.know(channel)) {
+        Some((index, unknown)) => Err(NotAccepted::Invalid {
+            field: Some(format!("channels[{index}]")),
+            problem: format!("is {unknown:?}; the channels of this tenant are {}", routes.channels().join(", ")),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Checks that each named provider is configured and enabled (D1).
 async fn check_providers(
     store: &Store,
     tenant: Option<i32>,
     incoming: &NotificationRequest,
 ) -> Result<(), NotAccepted> {
     let unavailable = |error: DbError| NotAccepted::Unavailable(error.to_string());
-    // Each is looked up once, however many recipients name it.
+    // Each provider is looked up once, however many recipients name it.
     let mut seen = HashSet::new();
     for (index, recipient) in incoming.note().recipients.iter().enumerate() {
         let Recipient::Provider { provider, .. } = recipient else { continue };

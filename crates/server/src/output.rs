@@ -1,9 +1,10 @@
-//! The output of commands: data on stdout, as a table, one JSON document or JSON lines; and their exit codes.
+//! The output and the exit codes of commands. Data goes to stdout as a table, as one JSON document or as JSON lines.
 
 use std::fmt;
 use std::io::{ErrorKind, IsTerminal, Write};
 
 use postcommit_engine::db::DbError;
+use postcommit_engine::store::EditError;
 use serde::Serialize;
 
 use crate::telemetry::say;
@@ -11,15 +12,15 @@ use crate::telemetry::say;
 /// How data is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
-    /// For people.
+    /// A table or text for people
     Text,
-    /// One document.
+    /// One JSON document
     Json,
-    /// One document per line.
+    /// One JSON document per line
     Jsonl,
 }
 
-/// The exit codes of the contract.
+/// The exit codes. Scripts may rely on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
     Ok = 0,
@@ -37,7 +38,7 @@ impl From<Exit> for std::process::ExitCode {
     }
 }
 
-/// A command that failed: its message and exit code.
+/// The failure of a command: its message and its exit code.
 #[derive(Debug)]
 pub struct Failure {
     exit: Exit,
@@ -74,12 +75,29 @@ impl From<DbError> for Failure {
     }
 }
 
+impl From<EditError> for Failure {
+    fn from(error: EditError) -> Self {
+        let exit = match &error {
+            EditError::Refused(_) => Exit::Usage,
+            EditError::Unknown { .. } => Exit::NotFound,
+            EditError::Exists { .. }
+            | EditError::Outdated { .. }
+            | EditError::Overtaken { .. }
+            | EditError::Conflict(_) => Exit::Refused,
+            EditError::Database(_) => Exit::Failed,
+        };
+        match error {
+            EditError::Database(problem) => problem.into(),
+            other => Self::new(exit, other.to_string()),
+        }
+    }
+}
+
 pub type CommandResult = Result<Exit, Failure>;
 
-/// A column: its heading, and the cell of a row.
+/// A column of a table: its heading, and the function that renders the cell of a row.
 pub type Column<T> = (&'static str, fn(&T) -> String);
 
-/// Prints a list.
 pub fn list<T: Serialize>(format: Format, rows: &[T], columns: &[Column<T>]) {
     match format {
         Format::Text => print(&table(rows, columns)),
@@ -88,11 +106,11 @@ pub fn list<T: Serialize>(format: Format, rows: &[T], columns: &[Column<T>]) {
     }
 }
 
-/// The widest line of a bounded list on a terminal.
+/// How many characters a line of a bounded list may have on a terminal.
 const WIDEST: usize = 160;
 
-/// Prints a list whose last column may be long. A terminal gets lines cut to [`WIDEST`]; a program or a file gets
-/// them whole.
+/// Prints a list whose last column may be long. On a terminal, lines are cut to [`WIDEST`]. In a pipe or a file, they
+/// are complete.
 pub fn bounded_list<T: Serialize>(format: Format, rows: &[T], columns: &[Column<T>]) {
     if format != Format::Text || !std::io::stdout().is_terminal() {
         return list(format, rows, columns);
@@ -108,7 +126,7 @@ fn cut(line: &str) -> String {
     }
 }
 
-/// Prints one object; `text` renders it for people.
+/// Prints one object. `text` renders it as text.
 pub fn one<T: Serialize>(format: Format, value: &T, text: impl FnOnce(&T) -> String) {
     match format {
         Format::Text => print(&harmless(&text(value))),
@@ -125,8 +143,8 @@ fn line<T: Serialize>(value: &T) -> String {
     escaped(serde_json::to_string(value).unwrap_or_default())
 }
 
-/// JSON without characters that move a cursor, reverse text or end a line. They occur in its strings alone, and are
-/// written as `\u2028`.
+/// Escapes characters in JSON that move a cursor, reverse text or end a line, in the form `\u2028`. They can only occur
+/// inside of strings.
 pub fn escaped(json: String) -> String {
     let is_plain = |c: char| c == '\n' || !acts(c);
     if json.chars().all(is_plain) {
@@ -140,7 +158,8 @@ fn acts(c: char) -> bool {
     c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Columns as wide as their widest cell; control characters cannot move the terminal's cursor.
+/// Renders a table whose columns are as wide as their widest cell. Control characters are replaced, so that they cannot
+/// move the cursor of a terminal.
 pub fn table<T>(rows: &[T], columns: &[Column<T>]) -> String {
     let plain = |text: String| harmless(&text).replace('\n', " ");
     let mut cells: Vec<Vec<String>> = vec![columns.iter().map(|(name, _)| name.to_uppercase()).collect()];
@@ -159,28 +178,29 @@ pub fn table<T>(rows: &[T], columns: &[Column<T>]) -> String {
     cells.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Text from outside cannot move the terminal's cursor or reverse text.
+/// Replaces characters that move the cursor of a terminal or reverse text.
 pub fn harmless(text: &str) -> String {
     text.chars().map(|c| if acts(c) && c != '\n' { ' ' } else { c }).collect()
 }
 
-/// A reader that closed the pipe (`| head`) is not an error; a full disk is.
+/// Prints to stdout. A closed pipe, as with `| head`, ends the process without an error. Any other problem, such as a
+/// full disk, is an error.
 pub fn print(text: &str) {
     if let Err(problem) = writeln!(std::io::stdout(), "{text}") {
         if problem.kind() == ErrorKind::BrokenPipe {
             std::process::exit(0);
         }
-        say!("postcommit: cannot print: {problem}");
+        say!("postcommit: cannot write to stdout: {problem}");
         std::process::exit(1);
     }
 }
 
-/// A value, or a dash if it is missing.
+/// The value as text, or a dash if it is `None`.
 pub fn or_dash<T: ToString>(value: &Option<T>) -> String {
     value.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string)
 }
 
-/// A JSON object in one line: `name=value`, and `outer.name=value` for nested objects.
+/// A JSON object on one line: `name=value`, and `outer.name=value` for nested objects.
 pub fn pairs(object: &serde_json::Value) -> String {
     let mut told = Vec::new();
     tell(object, "", &mut told);
@@ -200,7 +220,7 @@ fn tell(value: &serde_json::Value, name: &str, told: &mut Vec<String>) {
     }
 }
 
-/// A time to the second.
+/// A time, rounded down to the second.
 pub fn seconds(at: postcommit::Timestamp) -> String {
     let whole = at.as_micros().div_euclid(1_000_000) * 1_000_000;
     postcommit::Timestamp::from_micros(whole).to_string()

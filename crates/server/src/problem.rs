@@ -1,6 +1,6 @@
-//! The one way to refuse a request: a stable type, the field, what is wrong and what is allowed.
-//!
-//! The API answers with the JSON form, `application/problem+json`; pages answer with the HTML form, [`ProblemPage`].
+//! The errors of the API and the pages. Each has a stable type, the field, and a text that says what is wrong and what
+//! is allowed.
+//! The API answers with JSON, `application/problem+json`. Pages answer with HTML, [`ProblemPage`].
 
 use std::fmt;
 
@@ -10,38 +10,38 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use postcommit::Error;
 use postcommit_engine::db::DbError;
-use postcommit_engine::store::NotAccepted;
+use postcommit_engine::store::{EditError, NotAccepted};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::html;
 
-/// The kinds of problem. Their names are part of the contract: a client may decide by them.
+/// The kinds of problems. Their names are stable, because clients may depend on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProblemKind {
-    /// The request cannot be read at all.
+    /// The request cannot be parsed.
     Malformed,
     /// A field is missing, malformed or beyond its limit.
     Invalid,
-    /// No key, or an unknown one.
+    /// The request has no key, or an unknown one.
     Unauthenticated,
-    /// The key may not do this.
+    /// The key does not allow this request.
     Forbidden,
     /// The tenant is suspended.
     Suspended,
     /// The object does not exist, or belongs to another tenant.
     NotFound,
-    /// The path is known, the method is not.
+    /// The path exists, but it does not support the method.
     MethodNotAllowed,
     /// The idempotency key was used with other content.
     KeyConflict,
-    /// The object is in a state that does not allow this.
+    /// The object is in a state that does not allow this request.
     StateConflict,
     /// The body is larger than allowed.
     TooLarge,
     /// The content type is not JSON.
     NotJson,
-    /// Too many requests.
+    /// The caller has sent too many requests.
     RateLimited,
     /// The limit of open streams is reached.
     TooManyStreams,
@@ -49,7 +49,7 @@ pub enum ProblemKind {
     Misdirected,
     /// An error of the server.
     Internal,
-    /// The database cannot be reached, or takes no writes. Nothing was accepted.
+    /// The database cannot be reached or accepts no writes. Nothing was accepted.
     Unavailable,
 }
 
@@ -58,15 +58,15 @@ impl ProblemKind {
         match self {
             Self::Malformed => (StatusCode::BAD_REQUEST, "malformed", "The request cannot be read"),
             Self::Invalid => (StatusCode::UNPROCESSABLE_ENTITY, "invalid", "A field is invalid"),
-            Self::Unauthenticated => (StatusCode::UNAUTHORIZED, "unauthenticated", "Not signed in"),
-            Self::Forbidden => (StatusCode::FORBIDDEN, "forbidden", "The key may not do this"),
+            Self::Unauthenticated => (StatusCode::UNAUTHORIZED, "unauthenticated", "Not authenticated"),
+            Self::Forbidden => (StatusCode::FORBIDDEN, "forbidden", "The key does not allow this"),
             Self::Suspended => (StatusCode::FORBIDDEN, "suspended", "The tenant is suspended"),
             Self::NotFound => (StatusCode::NOT_FOUND, "not-found", "Not found"),
             Self::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "Method not allowed"),
             Self::KeyConflict => {
                 (StatusCode::CONFLICT, "key-conflict", "The idempotency key was used with other content")
             }
-            Self::StateConflict => (StatusCode::CONFLICT, "state-conflict", "Not in this state"),
+            Self::StateConflict => (StatusCode::CONFLICT, "state-conflict", "The state does not allow this"),
             Self::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large"),
             Self::NotJson => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "not-json", "The body must be JSON"),
             Self::RateLimited => (StatusCode::TOO_MANY_REQUESTS, "rate-limited", "Too many requests"),
@@ -79,7 +79,7 @@ impl ProblemKind {
 }
 
 impl ProblemKind {
-    /// What a person who sees the page can do.
+    /// Advice for a person who sees the error page.
     fn advice(self) -> &'static str {
         match self {
             Self::Unauthenticated => "Sign in with a new link: `postcommit keys login-link` prints one.",
@@ -92,12 +92,12 @@ impl ProblemKind {
             | Self::KeyConflict
             | Self::StateConflict
             | Self::TooLarge
-            | Self::NotJson => "Go back, correct what was sent and send it again.",
+            | Self::NotJson => "Go back, correct the input and send it again.",
         }
     }
 }
 
-/// Most characters of a detail: it may quote what was refused, which may be as long as a body.
+/// The most characters of a detail. It may quote the refused value, which may be as long as a body.
 const SAID_CHARS: usize = 1000;
 
 /// A refused request.
@@ -110,40 +110,40 @@ pub struct Problem {
     retry_after_s: Option<u64>,
 }
 
-/// What a refusal looks like on the wire (RFC 9457).
+/// The body of an error answer (RFC 9457).
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Problem)]
 pub struct ProblemBody {
     /// `urn:postcommit:problem:` and a stable name.
     #[schema(example = "urn:postcommit:problem:invalid")]
     r#type: String,
-    /// The kind, in words.
+    /// The kind of problem, as a short text.
     title: String,
-    /// The status of the answer.
+    /// The HTTP status of the answer.
     pub status: u16,
     /// What is wrong and what is allowed.
     pub detail: String,
-    /// The field it is about.
+    /// The field that the problem is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     field: Option<String>,
-    /// The notification that holds the key, on a key conflict.
+    /// On a key conflict: the notification that holds the idempotency key.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(format = Uuid, value_type = Option<String>)]
     first: Option<uuid::Uuid>,
 }
 
 impl Problem {
-    /// A refusal of that kind; the detail says what to do.
+    /// A problem of this kind. The detail says what to do.
     pub fn new(kind: ProblemKind, detail: impl Into<String>) -> Self {
         Self { kind, detail: detail.into(), field: None, first: None, retry_after_s: None }
     }
 
-    /// A field is not as it must be.
+    /// A problem with the value of a field.
     pub fn invalid(field: impl Into<String>, detail: impl Into<String>) -> Self {
         Self { field: Some(field.into()), ..Self::new(ProblemKind::Invalid, detail) }
     }
 
-    /// A problem whose text begins with the field's name, as those of the store do.
+    /// A problem from a text that begins with the field's name, as the errors of the store do.
     pub fn of_field(text: &str) -> Self {
         match text.split_once(": ") {
             Some((field, problem)) => Self::invalid(field, problem),
@@ -151,14 +151,15 @@ impl Problem {
         }
     }
 
-    /// The object does not exist or belongs to another tenant; the answer does not tell which.
+    /// The object does not exist or belongs to another tenant. The answer does not say which of the two.
     pub fn not_found(what: &str) -> Self {
         Self::new(ProblemKind::NotFound, format!("there is no such {what}"))
     }
 
-    /// The key was used with the content of that notification.
+    /// The idempotency key was already used by notification `first` with other content.
     pub fn key_conflict(first: uuid::Uuid) -> Self {
-        let detail = format!("the key was used with other content by notification {first}; nothing was enqueued");
+        let detail =
+            format!("the idempotency key was used with other content by notification {first}; nothing was enqueued");
         Self {
             field: Some("idempotency_key".into()),
             first: Some(first),
@@ -166,19 +167,17 @@ impl Problem {
         }
     }
 
-    /// Names the field.
     pub fn about(mut self, field: &str) -> Self {
         self.field = Some(field.to_owned());
         self
     }
 
-    /// Prefixes the field with the object that holds it.
+    /// Prefixes the field with the name of the object that contains it.
     pub fn within(mut self, object: &str) -> Self {
         self.field = self.field.map(|field| format!("{object}.{field}"));
         self
     }
 
-    /// Sets `Retry-After`.
     pub fn retry_after(mut self, seconds: u64) -> Self {
         self.retry_after_s = Some(seconds.max(1));
         self
@@ -193,7 +192,7 @@ impl Problem {
         }
     }
 
-    /// The JSON form, also for one item of a batch.
+    /// The JSON form, which is also used for single items of a batch.
     pub fn body(&self) -> ProblemBody {
         let (status, name, title) = self.kind.parts();
         ProblemBody {
@@ -230,7 +229,7 @@ impl IntoResponse for Problem {
     }
 }
 
-/// The HTML form of a problem: what was wrong and what to do, for the person at a page.
+/// The HTML form of a problem. It says what was wrong and what the user can do.
 pub struct ProblemPage(Problem);
 
 impl<E: Into<Problem>> From<E> for ProblemPage {
@@ -254,7 +253,7 @@ impl From<BytesRejection> for Problem {
     fn from(rejection: BytesRejection) -> Self {
         match rejection.status() {
             StatusCode::PAYLOAD_TOO_LARGE => Self::new(ProblemKind::TooLarge, rejection.body_text()),
-            _ => Self::new(ProblemKind::Malformed, "the body did not arrive whole"),
+            _ => Self::new(ProblemKind::Malformed, "the body is incomplete"),
         }
     }
 }
@@ -264,15 +263,36 @@ impl From<DbError> for Problem {
         if let DbError::Unreachable(_) | DbError::TooOld { .. } | DbError::TooNew { .. } | DbError::OtherFunctions =
             error
         {
-            tracing::warn!(problem = %error, "a request could not be served");
+            tracing::warn!(problem = %error, "the database could not serve a request; the request is answered with \
+                status 503");
             return Self::new(
                 ProblemKind::Unavailable,
-                "the database cannot be reached or takes no writes; nothing was done",
+                "the database cannot be reached or accepts no writes; nothing was done",
             )
             .retry_after(1);
         }
-        tracing::error!(problem = %error, "a request failed");
-        Self::new(ProblemKind::Internal, "the server's log has details under the request id")
+        tracing::error!(problem = %error, "a request failed; it is answered with status 500");
+        Self::new(
+            ProblemKind::Internal,
+            "an internal error occurred; the server's log has details under the request id",
+        )
+    }
+}
+
+impl From<EditError> for Problem {
+    fn from(error: EditError) -> Self {
+        let conflict = |error: &EditError| Self::new(ProblemKind::StateConflict, error.to_string());
+        match error {
+            EditError::Refused(problem) => Self::of_field(&problem),
+            EditError::Exists { what, .. } => {
+                conflict(&error).about(if matches!(what, "user" | "template") { "id" } else { "name" })
+            }
+            EditError::Outdated { .. } => conflict(&error).about("revision"),
+            EditError::Overtaken { .. } => conflict(&error).retry_after(1),
+            EditError::Conflict(_) => conflict(&error),
+            EditError::Unknown { what, .. } => Self::not_found(what),
+            EditError::Database(problem) => problem.into(),
+        }
     }
 }
 
@@ -282,15 +302,20 @@ impl From<NotAccepted> for Problem {
             NotAccepted::Invalid { field: Some(field), problem } => Self::invalid(field, problem),
             NotAccepted::Invalid { field: None, problem } => Self::new(ProblemKind::Invalid, problem),
             NotAccepted::Held => {
-                let detail = "is in use by a transaction that is still open; repeat it when that has ended";
+                let detail = "is in use by a transaction that is still open; repeat the request after that transaction \
+                    has ended";
                 Self::new(ProblemKind::Unavailable, format!("idempotency_key: {detail}"))
                     .about("idempotency_key")
                     .retry_after(1)
             }
             NotAccepted::Unavailable(problem) => {
-                tracing::warn!(%problem, "a notification could not be accepted");
-                Self::new(ProblemKind::Unavailable, "the database cannot take it now; repeat it under the same key")
-                    .retry_after(1)
+                tracing::warn!(%problem, "the database could not accept a notification; the client is asked to repeat \
+                    the request");
+                Self::new(
+                    ProblemKind::Unavailable,
+                    "the database cannot accept the notification now; repeat the request under the same key",
+                )
+                .retry_after(1)
             }
         }
     }
@@ -302,8 +327,11 @@ impl From<Error> for Problem {
             Error::Invalid { field, problem } => Self::invalid(field, problem),
             Error::Conflict { first, .. } => Self::key_conflict(first),
             other => {
-                tracing::error!(problem = %other, "a request failed");
-                Self::new(ProblemKind::Internal, "the server's log has details under the request id")
+                tracing::error!(problem = %other, "a request failed; it is answered with status 500");
+                Self::new(
+                    ProblemKind::Internal,
+                    "an internal error occurred; the server's log has details under the request id",
+                )
             }
         }
     }

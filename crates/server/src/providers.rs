@@ -1,61 +1,81 @@
 //! The rules for configuring and testing providers that the API and the command line share.
 
-use postcommit::Recipient;
+use postcommit::{Recipient, channel_name};
 use postcommit_channel::driver::{self, Destination, FailOn, NewSecret, Parts};
 use postcommit_channel::egress::Egress;
-use postcommit_channel::model::{Guarantee, PROVIDERS, Policy, Provider, ProviderChange, ProviderDraft};
-use postcommit_channel::secret::{KeySource, Secret, SecretError, Secrets};
+use postcommit_channel::model::{ErrorClass, Guarantee, PROVIDERS, Policy, Provider, ProviderChange, ProviderDraft};
+use postcommit_channel::secret::{KeySource, Keyring, Secret, SecretError, Secrets};
 use postcommit_engine::db::DbError;
 use postcommit_engine::dispatch::{Tools, try_provider};
-use postcommit_engine::store::{AuditEntry, Store, masked};
+use postcommit_engine::store::{AuditEntry, Sealed, SealedWith, Store, masked};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-/// How often a change is retried over concurrent changes. This many concurrent changes of one provider all succeed.
+/// How many encrypted secrets are tried with a key if the database has no fingerprint to compare.
+const PROBED: i64 = 100;
+/// How often a change is tried if concurrent changes interfere. Up to this many concurrent changes of one provider all
+/// succeed.
 const TRIES: usize = 64;
 
-/// Why a provider was not made, changed, removed or tested.
+/// Why a provider was not created, changed, deleted or tested.
 #[derive(Debug, thiserror::Error)]
 pub enum ProviderError {
-    /// A field: its name, then what is wrong.
+    /// A field is wrong. The text is the field's name and the problem.
     #[error("{0}")]
     Field(String),
-    /// The name is taken.
-    #[error("provider {0:?} exists; update it instead")]
+    #[error("provider {0:?} exists already; update it instead")]
     Exists(String),
-    /// The tenant has the most providers allowed.
-    #[error("the tenant has {PROVIDERS} providers, which is the most it may have; delete one that is not needed")]
+    /// The tenant already has as many providers as allowed.
+    #[error("the tenant has {PROVIDERS} providers, which is the limit; delete one that is not needed")]
     TooMany,
-    /// The change names another revision than the provider has.
+    /// The change was made for another revision than the provider has now.
     #[error(
-        "provider {name:?} has revision {found} by now, not {asked}; read it again, and send the change for that revision"
+        "provider {name:?} was changed meanwhile and has revision {found}, not {asked}; read it again and send the \
+         change for the new revision"
     )]
     Outdated { name: String, asked: i32, found: i32 },
-    /// Concurrent changes won every time.
-    #[error("others changed provider {0:?} {TRIES} times while this was to be done; nothing was done, try again")]
+    /// Every try met a concurrent change.
+    #[error("other requests changed provider {0:?} {TRIES} times during this change; nothing was done, try again")]
     Overtaken(String),
-    /// There is no provider of that name.
+    /// No provider has this name.
     #[error("there is no provider {0:?}")]
     Unknown(String),
-    /// This many deliveries wait for it.
-    #[error("{1} deliveries wait for provider {0}; let them finish, cancel them, or pause it instead")]
+    /// The provider cannot be deleted, because deliveries wait for it. The number is their count.
+    #[error("{1} deliveries wait for provider {0}; let them finish, cancel them, or pause the provider instead")]
     Waited(String, i64),
-    /// A test makes no delivery, and a message in an inbox is written by a delivery.
-    #[error("an in-app message is written by the delivery that brings it; enqueue one to the user instead")]
+    /// The provider writes to inboxes. A test makes no delivery, and only a delivery can write to an inbox.
+    #[error(
+        "an in-app provider cannot be tested, because only a delivery writes to an inbox; enqueue a notification to \
+         the user instead"
+    )]
     InApp,
-    /// No driver could be made to test the provider.
+    /// The driver could not be built from the provider's settings, so `providers test` sent nothing.
     #[error("{0}")]
     Untestable(String),
-    /// The key that seals secrets.
+    /// The key on this machine is not the key that encrypts the secrets of this installation.
+    #[error(
+        "{0}: the secrets of this installation are encrypted with another key, and the server could not decrypt a \
+         secret that is encrypted with this one; nothing was changed. Run the command on the server's host, or name \
+         the server's key by secrets.key_file or secrets.key. If that key is lost, add --new-secrets-key, and then set \
+         the secrets of every other provider again"
+    )]
+    OtherKey(String),
+    /// With `--new-secrets-key`: a concurrent command has already replaced the lost key by another one.
+    #[error(
+        "{0}: another command replaced the key of this installation's secrets while this one ran; nothing was changed. \
+         Use the key of the other command: run this command on its host, or name that key by secrets.key_file or \
+         secrets.key"
+    )]
+    KeyReplaced(String),
+    /// The key that encrypts secrets cannot be read or is invalid.
     #[error(transparent)]
     Secrets(#[from] SecretError),
-    /// The database.
     #[error(transparent)]
     Database(#[from] DbError),
 }
 
-/// What to set; the rest keeps its value, or the driver's default.
+/// The fields to set. Other fields keep their value, or get the driver's default if the provider is new.
 #[derive(Default)]
 pub struct Change {
     pub channel: Option<String>,
@@ -66,23 +86,28 @@ pub struct Change {
     pub concurrency: Option<i32>,
     pub timeout_ms: Option<i32>,
     pub is_default: Option<bool>,
-    /// Sends per second and burst; `Some(None)` removes the limit.
+    /// Sends per second and burst. `Some(None)` removes the limit.
     pub rate_per_s: Option<Option<f64>>,
     pub burst: Option<Option<i32>>,
     pub enabled: Option<bool>,
 }
 
-/// What providers are made and changed with.
+/// The dependencies for creating and changing providers.
 pub struct Workshop<'a> {
     pub store: &'a Store,
+    /// The store of all tenants, because one key encrypts the secrets of all tenants. It writes as the same actor.
+    pub installation: Store,
     pub keys: &'a KeySource,
     pub egress: &'a Egress,
     /// Whether the operator is on the server's own machine.
     pub is_local: bool,
+    /// Whether a new key may replace the previous one, because that one is lost.
+    pub new_key: bool,
 }
 
 impl Workshop<'_> {
-    /// Makes a provider. If its driver makes a secret and none is given, the new secret is returned this once.
+    /// Creates a provider. If its driver generates a secret and none is given, the new secret is returned. It is shown
+    /// only this once.
     pub async fn create(
         &self,
         tenant: i32,
@@ -105,27 +130,32 @@ impl Workshop<'_> {
             }
             let mut draft = laid_over(kind.draft(name), &change)?;
             self.check(&draft, &change.secrets)?;
+            let mut key = None;
             if !change.secrets.is_empty() {
-                draft.secrets = Some(self.keys.or_new()?.seal(&change.secrets, tenant, name));
+                let (ring, with) = self.sealing().await?;
+                draft.secrets = Some(ring.seal(&change.secrets, tenant, name));
+                key = Some(with);
             }
-            // Unless told otherwise, the first provider of its channel is the default. It does not replace a default
-            // made meanwhile.
+            // By default, the first provider of a channel becomes its default. It does not replace a default provider
+            // that was created concurrently.
             let is_first = change.is_default.is_none()
                 && !known.iter().any(|other| other.channel == draft.channel && other.is_default);
             draft.is_default |= is_first;
-            let is_made = match is_first {
-                true => self.store.create_first_provider(tenant, &draft).await?,
-                false => self.store.create_provider(tenant, &draft).await?,
+            let is_made = match (&key, is_first) {
+                (Some(key), _) => self.installation.create_sealed_provider(tenant, &draft, !is_first, key).await?,
+                (None, true) => self.store.create_first_provider(tenant, &draft).await?,
+                (None, false) => self.store.create_provider(tenant, &draft).await?,
             };
             if is_made {
                 return Ok(made.map(|(_, secret)| secret));
             }
+            self.check_not_replaced(key.as_ref()).await?;
         }
         Err(ProviderError::Overtaken(name.to_owned()))
     }
 
-    /// Changes what is given; with a revision, only if the provider still has it. Concurrent changes of other fields
-    /// are kept. False when nothing differs: then nothing is written.
+    /// Changes the given fields. With a revision, it does so only if the provider still has that revision. Concurrent
+    /// changes of other fields are kept. Returns false and writes nothing if no field differs.
     pub async fn update(
         &self,
         tenant: i32,
@@ -138,36 +168,82 @@ impl Workshop<'_> {
             if let Some(asked) = revision.filter(|asked| *asked != from.revision) {
                 return Err(ProviderError::Outdated { name: name.to_owned(), asked, found: from.revision });
             }
-            let change = self.change_of(from, change)?;
+            let (change, key) = self.change_of(from, change).await?;
             if change.is_empty() {
                 return Ok(false);
             }
-            if self.store.update_provider(&change).await? {
+            let is_changed = match &key {
+                Some(key) => self.installation.update_sealed_provider(&change, key).await?,
+                None => self.store.update_provider(&change).await?,
+            };
+            if is_changed {
                 return Ok(true);
             }
+            self.check_not_replaced(key.as_ref()).await?;
         }
         Err(ProviderError::Overtaken(name.to_owned()))
     }
 
-    fn change_of(&self, from: Provider, change: &Change) -> Result<ProviderChange, ProviderError> {
+    /// Returns the change, and the key if it encrypts secrets anew.
+    async fn change_of(
+        &self,
+        from: Provider,
+        change: &Change,
+    ) -> Result<(ProviderChange, Option<SealedWith>), ProviderError> {
         self.check_local(&from.driver, change)?;
         let mut secrets = self.opened(&from, &change.secrets)?;
         let is_new = |(name, value): &(&String, &Secret)| secrets.get(*name) != Some(*value);
         let anew: Vec<String> = change.secrets.iter().filter(is_new).map(|(name, _)| name.clone()).collect();
         secrets.extend(change.secrets.clone());
-        let mut to = laid_over(from.clone().into(), change)?;
+        let mut to = laid_over(from.draft.clone(), change)?;
         self.check(&to, &secrets)?;
+        let mut key = None;
         if !anew.is_empty() {
-            to.secrets = Some(self.keys.or_new()?.seal(&secrets, from.tenant, &from.name));
+            let (ring, with) = self.sealing().await?;
+            to.secrets = Some(ring.seal(&secrets, from.tenant, &from.name));
+            key = Some(with);
         }
-        Ok(ProviderChange { from, to, secrets: anew })
+        Ok((ProviderChange { from, to, secrets: anew }, key))
     }
 
-    /// The secrets it has now.
+    /// The key to encrypt with. It must be the key that already encrypts this installation's secrets, because the
+    /// server decrypts all of them with one key. A missing key is created only if there are no encrypted secrets yet or
+    /// the lost key is to be replaced. The write of the secrets checks again that the installation has no other key,
+    /// because another process may concurrently begin with one.
+    async fn sealing(&self) -> Result<(Keyring, SealedWith), ProviderError> {
+        let (known, sealed) = (self.installation.secret_key().await?, self.installation.sealed(PROBED).await?);
+        let may_begin = sealed.is_empty() || self.new_key;
+        let ring = match self.keys.existing() {
+            Err(SecretError::File(_)) if may_begin => self.keys.or_new()?,
+            Err(SecretError::File(problem)) => return Err(ProviderError::OtherKey(problem)),
+            ring => ring?,
+        };
+        // Older versions stored no fingerprint. In that case the key is right if it decrypts any of the secrets.
+        let opens = |one: &Sealed| ring.open(&one.secrets, one.tenant, &one.provider).is_ok();
+        let is_same = known.as_ref().map_or_else(|| sealed.iter().any(opens), |known| known == ring.fingerprint());
+        if !is_same && !may_begin {
+            return Err(ProviderError::OtherKey(self.keys.to_string()));
+        }
+        let with = SealedWith { fingerprint: ring.fingerprint().clone(), known, may_follow: is_same || self.new_key };
+        Ok((ring, with))
+    }
+
+    /// Refuses to replace a key that a concurrent command has just put in the place of the lost one. Another try would
+    /// make the secrets useless that the other command encrypted.
+    async fn check_not_replaced(&self, key: Option<&SealedWith>) -> Result<(), ProviderError> {
+        let Some(key) = key.filter(|_| self.new_key) else { return Ok(()) };
+        let known = self.installation.secret_key().await?;
+        match known == key.known || known.as_ref() == Some(&key.fingerprint) {
+            true => Ok(()),
+            false => Err(ProviderError::KeyReplaced(self.keys.to_string())),
+        }
+    }
+
+    /// Decrypts the present secrets of the provider.
     fn opened(&self, known: &Provider, given: &Secrets) -> Result<Secrets, ProviderError> {
         let Some(sealed) = &known.secrets else { return Ok(Secrets::new()) };
         match self.keys.existing().and_then(|ring| ring.open(sealed, known.tenant, &known.name)) {
-            // All secrets are set anew: the old ones, perhaps sealed with a lost key, no longer matter.
+            // All secrets get new values. The old ones are not needed, even if their key is lost.
             Err(_)
                 if driver::kind(&known.driver)
                     .is_ok_and(|kind| kind.secrets.iter().all(|name| given.contains_key(name.as_ref()))) =>
@@ -178,7 +254,7 @@ impl Workshop<'_> {
         }
     }
 
-    /// Removes a provider that no delivery waits for.
+    /// Deletes a provider if no delivery waits for it.
     pub async fn delete(&self, tenant: i32, name: &str) -> Result<(), ProviderError> {
         match self.store.delete_provider(tenant, name).await? {
             Some(0) => Ok(()),
@@ -200,13 +276,13 @@ impl Workshop<'_> {
         built.map(drop).map_err(ProviderError::Field)
     }
 
-    /// Refuses over the network what only an operator on the server's machine may set.
+    /// Refuses settings that only an operator on the server's own machine may change.
     fn check_local(&self, driver: &str, change: &Change) -> Result<(), ProviderError> {
         let kind = driver::kind(driver).map_err(ProviderError::Field)?;
         let given = kind.local_settings.iter().find(|local| change.settings.contains_key(local.name.as_ref()));
         match given.filter(|_| !self.is_local) {
             Some(local) => Err(ProviderError::Field(format!(
-                "settings.{}: {}; only `postcommit providers` on the server sets it",
+                "settings.{}: {}; it can only be set by `postcommit providers` on the server's host",
                 local.name, local.reason
             ))),
             None => Ok(()),
@@ -214,29 +290,34 @@ impl Workshop<'_> {
     }
 }
 
-/// The text of a test that brings none.
+/// The text of a test message if none is given.
 pub const TEST_TEXT: &str = "This is a test of the provider.";
-/// Most bytes of a test's text.
+/// The most bytes of a test message's text.
 const TEST_TEXT_BYTES: usize = 1000;
 
-/// How a test of a provider ended.
+/// The outcome of a provider test.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct TestResult {
-    /// sent, delivered, deferred, rejected or unclear.
+    /// The outcome: sent, delivered, deferred, rejected or unclear.
     pub outcome: &'static str,
-    /// The error's code.
+    /// Whether a driver for development recorded the message instead of sending it.
+    pub captured: bool,
+    /// The code of the error.
     pub code: Option<String>,
-    /// A sentence for people.
+    /// The class of the error. The classes are the same for all providers.
+    pub error_class: Option<&'static str>,
+    /// A description of the error.
     pub detail: Option<String>,
     /// The provider's own id of the message.
     pub provider_ref: Option<String>,
-    /// The beginning of the answer, redacted.
+    /// The beginning of the provider's answer, redacted.
     pub excerpt: Option<String>,
-    /// How long it took.
+    /// How long the test took, in milliseconds.
     pub latency_ms: u64,
 }
 
-/// Sends a test message immediately, past the queue, and enters the result in the audit log. `store` names the actor.
+/// Sends a test message immediately, without the queue, and writes the result to the audit log. `store` knows the
+/// actor.
 pub async fn test(
     tools: &Tools,
     store: &Store,
@@ -256,19 +337,22 @@ pub async fn test(
         return Err(ProviderError::Field(problem));
     }
     let trial = try_provider(tools, provider, tenant_name, address, text).await.map_err(ProviderError::Untestable)?;
+    let (error_class, captured) = (trial.report.class().map(ErrorClass::name), trial.report.captured);
     let (outcome, evidence) = (trial.report.outcome, trial.report.evidence);
     let result = TestResult {
         outcome: outcome.name(),
+        captured,
         code: outcome.code().map(str::to_owned),
+        error_class,
         detail: evidence.detail,
         provider_ref: evidence.provider_ref,
         excerpt: evidence.excerpt,
         latency_ms: u64::try_from(trial.latency.as_millis()).unwrap_or(u64::MAX),
     };
-    // The log has no excerpt: what a driver records may be the message itself, with the address in full.
+    // The audit log gets no excerpt, because some drivers return the message itself with the full address.
     let details = json!({
-        "address": masked(address), "outcome": result.outcome, "code": result.code, "detail": result.detail,
-        "provider_ref": result.provider_ref, "latency_ms": result.latency_ms,
+        "address": masked(address), "outcome": result.outcome, "code": result.code, "error_class": result.error_class,
+        "detail": result.detail, "provider_ref": result.provider_ref, "latency_ms": result.latency_ms,
     });
     store.note(AuditEntry::new(provider.tenant, "provider.test", provider.name.as_str()).details(details)).await?;
     Ok(result)
@@ -290,7 +374,7 @@ fn laid_over(mut draft: ProviderDraft, change: &Change) -> Result<ProviderDraft,
     if let Some(policy) = &change.policy {
         draft.policy = Policy::from_json(policy).map_err(|e| ProviderError::Field(e.to_string()))?;
     }
-    draft.channel = change.channel.clone().unwrap_or(draft.channel);
+    draft.channel = change.channel.as_deref().map_or(draft.channel, |channel| channel_name(channel).to_owned());
     draft.concurrency = change.concurrency.unwrap_or(draft.concurrency);
     draft.timeout_ms = change.timeout_ms.unwrap_or(draft.timeout_ms);
     draft.is_default = change.is_default.unwrap_or(draft.is_default);

@@ -1,4 +1,4 @@
-//! How often a client may call: one token bucket per key or address.
+//! Limits how often a client may call the API, with one token bucket per key or address.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -9,26 +9,27 @@ use postcommit::Timestamp;
 use postcommit_channel::clock;
 use postcommit_channel::model::{Bucket, Rate};
 
-/// The most buckets kept. Beyond that, the full ones are dropped first: they say nothing.
+/// The most buckets in memory. When this many exist, full buckets are dropped, because they equal new ones.
 const REMEMBERED: usize = 10_000;
 
-/// One bucket per key, all with the same limit.
+/// Token buckets, one per key, that all have the same limit.
 pub struct Buckets<K> {
-    /// None is no limit.
+    /// The limit of each bucket. `None` means no limit.
     rate: Option<Rate>,
-    /// Bucket times count from here: buckets go by the monotonic clock.
+    /// The zero of the buckets' times, because buckets use the monotonic clock here.
     began: Instant,
     buckets: Mutex<HashMap<K, Bucket>>,
 }
 
 impl<K: Hash + Eq> Buckets<K> {
-    /// At most `per_s` a second in the long run, and `burst`, at least 1, after a pause. 0 a second is no limit.
+    /// Allows `per_s` permits per second on average, and `burst` permits, at least 1, after a pause. If `per_s` is 0,
+    /// there is no limit.
     pub fn new(per_s: f64, burst: f64) -> Self {
         let rate = (per_s > 0.0).then(|| Rate::new(per_s, Some(burst.max(1.0) as i32)));
         Self { rate, began: clock::monotonic(), buckets: Mutex::default() }
     }
 
-    /// Takes one permit, or returns how long to wait for it.
+    /// Takes one permit, or returns how long to wait for one.
     pub fn take(&self, key: K, now: Instant) -> Result<(), Duration> {
         let Some(rate) = self.rate else { return Ok(()) };
         let elapsed = now.saturating_duration_since(self.began).as_micros();

@@ -1,4 +1,4 @@
-//! Reading a request: a JSON body, a form or a query. Errors name the field.
+//! Parses requests: a JSON body, a form or a query. Errors name the field.
 
 use std::borrow::Cow;
 
@@ -7,12 +7,12 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::header;
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use crate::auth::csrf;
 use crate::problem::{Problem, ProblemKind};
 
-/// A JSON body.
 pub struct Body<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
@@ -21,6 +21,10 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
         let bytes = json_of(request, state).await?;
         let read = parse(&bytes)?;
+        // An array whose items fit the fields in their order would be read as an object.
+        if bytes.trim_ascii_start().first() != Some(&b'{') {
+            return Err(Problem::new(ProblemKind::Invalid, "the body must be a JSON object"));
+        }
         if let Some(field) = holds_nul(&bytes) {
             return Err(Problem::invalid(field, NUL));
         }
@@ -28,12 +32,12 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     }
 }
 
-/// PostgreSQL stores no NUL in text, and both databases must refuse the same.
-const NUL: &str = "must not hold NUL";
+/// PostgreSQL cannot store NUL in text. SQLite could, but both databases must refuse the same requests.
+const NUL: &str = "must not contain a NUL character";
 
-/// The first field of a JSON document with a NUL in its value or its name.
+/// The first field of a JSON document that has a NUL in its value or its name.
 fn holds_nul(json: &[u8]) -> Option<String> {
-    // NUL has one spelling, and few documents have it: only those are parsed a second time.
+    // In JSON, NUL can only be written as `\u0000`. Only documents that contain it are parsed a second time.
     if !json.windows(6).any(|window| window == br"\u0000") {
         return None;
     }
@@ -56,7 +60,7 @@ fn nul_within(value: &Value, path: String) -> Option<String> {
     }
 }
 
-/// A JSON body as it was written, for what is kept digit for digit.
+/// A JSON body kept as its original text and not parsed, so that numbers keep every digit.
 pub struct Text(pub String);
 
 impl<S: Send + Sync> FromRequest<S> for Text {
@@ -70,25 +74,28 @@ impl<S: Send + Sync> FromRequest<S> for Text {
     }
 }
 
-/// The bytes of a JSON body. An empty body is an object without fields; if one is required, the refusal names it.
+/// The bytes of a JSON body. An empty body counts as an object without fields, so that the error names the missing
+/// field if one is required.
 async fn json_of<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, Problem> {
     let says_json = says_json(request.headers());
     let bytes = Bytes::from_request(request, state).await?;
     match (bytes.trim_ascii().is_empty(), says_json) {
         (true, _) => Ok(Bytes::from_static(b"{}")),
         (false, true) => Ok(bytes),
-        (false, false) => Err(Problem::new(ProblemKind::NotJson, "send `Content-Type: application/json`")),
+        (false, false) => {
+            Err(Problem::new(ProblemKind::NotJson, "the body must be JSON; send `Content-Type: application/json`"))
+        }
     }
 }
 
-/// Whether the content type is JSON. A form of another site cannot send it.
+/// Whether the content type is JSON. A form on another site cannot send this content type.
 fn says_json(headers: &axum::http::HeaderMap) -> bool {
     let named = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
     let kind = named.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
     kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
 }
 
-/// Reads JSON; an error names the field.
+/// Parses JSON. An error names the field.
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let read = serde_path_to_error::deserialize(&mut json).map_err(|problem| refused(&problem))?;
@@ -103,14 +110,14 @@ fn refused(problem: &serde_path_to_error::Error<serde_json::Error>) -> Problem {
     }
 }
 
-/// The message without line and column: the field says where.
+/// The error message without line and column, because the field already says where the error is.
 fn without_place(problem: &serde_json::Error) -> String {
     let (words, place) = (problem.to_string(), format!(" at line {} column {}", problem.line(), problem.column()));
     words.strip_suffix(&place).map(str::to_owned).unwrap_or(words)
 }
 
-/// A problem that names the field. For a missing or unknown field, the path leads to its object and the message names
-/// the field.
+/// A problem that names the field. If a field is missing or unknown, `path` is its object, and the field's name is
+/// taken from the message.
 fn located(path: &str, words: String) -> Problem {
     let after = |beginning: &str| {
         words.strip_prefix(beginning).and_then(|rest| rest.split_once('`')).map(|(name, _)| name.to_owned())
@@ -127,7 +134,12 @@ fn located(path: &str, words: String) -> Problem {
     }
 }
 
-/// A form as a browser sends it. Its CSRF token is left out: `auth::csrf` checks it.
+/// Distinguishes a field that is left out from null.
+pub fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(from).map(Some)
+}
+
+/// A form from a browser. Its CSRF token is left out, because `auth::csrf` checks it.
 pub struct Form<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Form<T> {
@@ -142,7 +154,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Form<T> {
     }
 }
 
-/// An id in the path; an invalid one is not found.
+/// An id in the path. An invalid id gives the answer "not found".
 pub struct Id<T>(pub T);
 
 impl<S: Send + Sync, T: std::str::FromStr> FromRequestParts<S> for Id<T> {
@@ -155,7 +167,6 @@ impl<S: Send + Sync, T: std::str::FromStr> FromRequestParts<S> for Id<T> {
     }
 }
 
-/// The noun of a path, in the singular.
 fn noun(path: &str) -> &'static str {
     match path.split('/').nth(2) {
         Some("notifications") => "notification",
@@ -166,11 +177,16 @@ fn noun(path: &str) -> &'static str {
         Some("providers") => "provider",
         Some("tenants") => "tenant",
         Some("inbox") => "inbox",
+        Some("templates") => "template",
+        Some("layouts") => "layout",
+        Some("users") => "user",
+        Some("lists") => "list",
+        Some("event-types") => "event type",
         _ => "thing",
     }
 }
 
-/// Refuses a filter value that is too long to match.
+/// Refuses a filter value that is too long to match anything.
 pub fn check_lengths(fields: &[(&str, Option<&str>)], most: usize) -> Result<(), Problem> {
     for (name, value) in fields {
         let length = value.map_or(0, |value| value.chars().count());
@@ -181,7 +197,7 @@ pub fn check_lengths(fields: &[(&str, Option<&str>)], most: usize) -> Result<(),
     Ok(())
 }
 
-/// A query whose parameters are all known.
+/// The parameters of a query. Unknown parameters are refused.
 pub struct Params<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
@@ -195,7 +211,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
 /// A parameter of a query and its value.
 pub type Pair<'a> = (Cow<'a, str>, Cow<'a, str>);
 
-/// The parameters of a query except `tenant`, which `auth` reads.
+/// The parameters of a query, except `tenant`, which `auth` reads.
 pub fn query(parts: &Parts) -> Result<Vec<Pair<'_>>, Problem> {
     let pairs: Vec<Pair<'_>> = form_urlencoded::parse(parts.uri.query().unwrap_or("").as_bytes()).collect();
     if let Some((name, _)) = pairs.iter().find(|(_, value)| value.contains('\0')) {
@@ -204,7 +220,8 @@ pub fn query(parts: &Parts) -> Result<Vec<Pair<'_>>, Problem> {
     Ok(pairs.into_iter().filter(|(name, _)| name != "tenant").collect())
 }
 
-/// Reads parameters, all of which must be known. `others` are read elsewhere; the refusal lists them as well.
+/// Parses parameters and refuses unknown ones. `others` are parameters that are parsed elsewhere. They are listed as
+/// known in the error.
 pub fn of_pairs<T: DeserializeOwned>(pairs: Vec<Pair<'_>>, others: &[&str]) -> Result<T, Problem> {
     let text = form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish();
     let pairs = form_urlencoded::parse(text.as_bytes());
@@ -216,11 +233,11 @@ fn with_others(words: String, others: &[&str]) -> String {
     if !words.starts_with("unknown field `") {
         return words;
     }
-    // serde quotes the unknown name first, then the known ones.
+    // In serde's message the unknown name is quoted first, then the known names.
     let mut quoted = words.split('`').skip(1).step_by(2);
     let unknown = quoted.next().unwrap_or_default().to_owned();
     let known: Vec<&str> = quoted.chain(others.iter().copied()).collect();
-    format!("unknown parameter `{unknown}`; known are {}", known.join(", "))
+    format!("unknown parameter `{unknown}`; allowed are {}", known.join(", "))
 }
 
 #[cfg(test)]
@@ -240,7 +257,7 @@ mod tests {
         let body = serde_json::to_value(refused.body()).unwrap();
         assert_eq!(
             (&body["field"], &body["detail"]),
-            (&"limits".into(), &"unknown parameter `limits`; known are one, two, limit, tenant".into())
+            (&"limits".into(), &"unknown parameter `limits`; allowed are one, two, limit, tenant".into())
         );
     }
 

@@ -1,4 +1,4 @@
-//! Everything that a process serves, by its role.
+//! All routes that a process serves, by its role.
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
@@ -12,7 +12,7 @@ use crate::problem::{Problem, ProblemKind};
 use crate::settings::Settings;
 use crate::{api, door, health, hosts, ui, watching};
 
-/// The probes and `/metrics`; with `app` the API and the pages as well. A worker has none.
+/// The routes of the probes and `/metrics`. With `app`, also those of the API and the pages. A worker has no `app`.
 pub fn router(settings: &Settings, tools: &Tools, app: Option<AppState>) -> Router {
     let metrics = watching::routes(tools, &settings.metrics, settings.server.is_loopback());
     let probes = health::routes(tools.store.clone()).merge(metrics);
@@ -20,7 +20,7 @@ pub fn router(settings: &Settings, tools: &Tools, app: Option<AppState>) -> Rout
         Some(app) => probes.merge(hosts::guarded(api_and_pages(app), settings)),
         None => probes.fallback(not_by_a_worker),
     };
-    // The door has the one limit for bodies.
+    // The door already limits the size of bodies.
     watching::watched(door::named_routes(all), tools).layer(DefaultBodyLimit::disable())
 }
 
@@ -35,15 +35,15 @@ fn api_and_pages(app: AppState) -> Router {
 }
 
 async fn no_such_route() -> Problem {
-    Problem::new(ProblemKind::NotFound, "there is no such route; /openapi.json lists them")
+    Problem::new(ProblemKind::NotFound, "there is no such route; /openapi.json lists the routes")
 }
 
 async fn method_not_allowed() -> Problem {
-    Problem::new(ProblemKind::MethodNotAllowed, "the route is known, but not with this method")
+    Problem::new(ProblemKind::MethodNotAllowed, "the route exists, but does not support this method")
 }
 
 async fn not_by_a_worker() -> Problem {
-    let detail = "this process delivers, and serves /healthz, /readyz and /metrics alone; \
-        `serve --role api` or `--role all` has the API";
+    let detail = "this process is a worker and serves only /healthz, /readyz and /metrics; \
+        a process of `serve --role api` or `--role all` serves the API";
     Problem::new(ProblemKind::NotFound, detail)
 }

@@ -1,4 +1,4 @@
-//! `postcommit serve`: the door with the API behind it, the dispatcher, or both.
+//! `postcommit serve`: runs the API, the dispatcher, or both.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,28 +8,27 @@ use postcommit_channel::driver::{self, Destination, Occasion};
 use postcommit_channel::model::{IN_APP, Provider, Scope, Scopes};
 use postcommit_engine::dispatch::{Dispatcher, Stop};
 use postcommit_engine::store::{Access, KeyDraft, KeyError, Store};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
 
 use crate::app::{self, App, AppState};
 use crate::cli::keys::login_link;
 use crate::output::{CommandResult, Exit, Failure};
 use crate::router::router;
-use crate::settings::{DEFAULTS, Settings, without_password};
+use crate::settings::{Settings, without_password};
+use crate::signals::Signals;
 use crate::telemetry::say;
 use crate::{door, telemetry};
 
-/// How often the use of keys is written.
+/// How often the use of keys is stored.
 const NOTE_USE: Duration = Duration::from_secs(30);
 
 /// What a process does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Role {
-    /// Both
+    /// Serves the API and sends deliveries
     All,
-    /// Serves the API, delivers nothing
+    /// Serves the API only
     Api,
-    /// Delivers, and serves /healthz, /readyz and /metrics alone
+    /// Sends deliveries, and serves only /healthz, /readyz and /metrics
     Worker,
 }
 
@@ -43,25 +42,28 @@ impl Role {
     }
 }
 
-/// The options of `serve`.
 #[derive(Debug, Clone, Copy)]
 pub struct ServeOptions {
     pub role: Role,
-    /// Bring the schema up to date first.
+    /// Whether to update the schema before the start.
     pub migrate: bool,
-    /// Stop when stdin ends.
+    /// Whether to stop when stdin ends.
     pub while_stdin: bool,
 }
 
-/// Serves until a stop signal.
-pub async fn serve(settings: &Settings, how: ServeOptions) -> CommandResult {
+/// Serves until a stop signal arrives.
+pub async fn serve(settings: &Settings, how: ServeOptions, signals: &Signals) -> CommandResult {
     telemetry::start(&settings.log);
+    app::say_database(settings);
     let store = open(settings, how.migrate).await?;
     let mut tools = app::tools(settings, store.clone())?;
     let traces = telemetry::otlp::start(&settings.telemetry, &settings.egress, &tools.metrics);
     let (tracer, exporter) = traces.map_err(|e| Failure::new(Exit::Usage, e))?;
     tools.tracer = tracer;
-    let stop = stop_on_signals(how.while_stdin).map_err(|e| Failure::new(Exit::Failed, format!("signals: {e}")))?;
+    let stop = signals.stop();
+    if how.while_stdin {
+        signals.stop_with_stdin();
+    }
     let grace = Duration::from_secs(settings.dispatch.stop_grace_s);
     let app = (how.role != Role::Worker).then(|| Arc::new(App::new(settings, &store, &tools)));
     app.iter().for_each(|app| drop(tokio::spawn(note_use_forever(app.clone()))));
@@ -72,8 +74,11 @@ pub async fn serve(settings: &Settings, how: ServeOptions) -> CommandResult {
             door::OpenError::Tls(_) => Failure::new(Exit::Usage, e.to_string()),
         })?;
     let dispatcher = if how.role == Role::Api { None } else { Some(Dispatcher::new(tools).await?) };
-    Greeting::prepare(settings, &door.url(), &store, how.role).await?.say(settings);
-    // For log readers: the greeting without its secrets.
+    let greeting = Greeting::prepare(settings, &door.url(), &store, how.role).await?;
+    signals.are_requests();
+    signals.end_late_stop(grace);
+    greeting.say(settings);
+    // Log the start without the secrets that the greeting on the terminal shows.
     let (version, database, listen) = (env!("CARGO_PKG_VERSION"), store.db().kind(), door.url());
     tracing::info!(version, role = how.role.name(), listen, database, "ready");
     note_access(&store).await;
@@ -93,14 +98,14 @@ pub async fn serve(settings: &Settings, how: ServeOptions) -> CommandResult {
     Ok(Exit::Ok)
 }
 
-/// Opens the store, and checks its schema and the isolation of tenants.
+/// Opens the store and checks its schema and the isolation of tenants.
 async fn open(settings: &Settings, migrate: bool) -> Result<Store, Failure> {
-    // Only a database that this start makes gets a provider; a file of an application gets none.
+    // Only a database that this start creates gets a provider. An existing file of an application does not.
     let missing = app::missing_file(settings);
     if let (Some(path), false) = (&missing, migrate) {
         return Err(app::no_database(path));
     }
-    let store = Store::open(&settings.database.url).await?;
+    let store = settings.database.open().await?;
     if migrate {
         store.db().migrate().await?;
     }
@@ -112,11 +117,11 @@ async fn open(settings: &Settings, migrate: bool) -> Result<Store, Failure> {
     Ok(store)
 }
 
-/// Logs who else could reach the database.
+/// Logs which other accounts could access the database.
 async fn note_access(store: &Store) {
     match store.access().await {
         Ok(access) => access.iter().flat_map(Access::notes).for_each(|note| tracing::warn!("{note}")),
-        Err(problem) => tracing::debug!(%problem, "could not read who else may connect"),
+        Err(problem) => tracing::debug!(%problem, "could not read which other logins may connect to the database"),
     }
 }
 
@@ -124,12 +129,12 @@ async fn note_use_forever(app: AppState) {
     loop {
         tokio::time::sleep(NOTE_USE).await;
         if let Err(problem) = app.auth.note_used_once(&app.store).await {
-            tracing::debug!(%problem, "could not note which keys were used");
+            tracing::debug!(%problem, "could not store when API keys were last used");
         }
     }
 }
 
-/// Without a key the API is closed: the first start makes one with scope `ops`.
+/// Creates a key with the scope `ops` at the first start, because the API cannot be used without a key.
 async fn first_key(store: &Store) -> Result<Option<String>, Failure> {
     if store.any_key().await? {
         return Ok(None);
@@ -141,46 +146,14 @@ async fn first_key(store: &Store) -> Result<Option<String>, Failure> {
     };
     let tenant = store.tenant("default").await?.unwrap_or(1);
     match store.create_key(tenant, &draft).await {
-        // Shown once, to the person who started the server.
+        // The secret is revealed here to show it once to the person who started the server.
         Ok(made) => Ok(Some(made.token.reveal().to_owned())),
         Err(KeyError::Database(problem)) => Err(problem.into()),
         Err(refused) => Err(Failure::new(Exit::Refused, refused.to_string())),
     }
 }
 
-/// The first signal asks to finish, the second to stop immediately.
-fn stop_on_signals(while_stdin: bool) -> std::io::Result<watch::Receiver<Stop>> {
-    let (tell, told) = watch::channel(Stop::No);
-    if while_stdin {
-        let tell = tell.clone();
-        tokio::spawn(async move {
-            let _ = tokio::io::copy(&mut tokio::io::stdin(), &mut tokio::io::sink()).await;
-            let _ = tell.send(Stop::Now);
-        });
-    }
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::spawn(async move {
-        for stop in [Stop::Finish, Stop::Now] {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            tracing::info!(
-                "{}",
-                if stop == Stop::Finish {
-                    "stopping: finishing what is under way; signal again to stop immediately"
-                } else {
-                    "stopping immediately"
-                }
-            );
-            let _ = tell.send(stop);
-        }
-    });
-    Ok(told)
-}
-
-/// A new embedded database begins with a provider that serves every channel and sends nothing.
+/// Creates the provider of a new embedded database. It serves every channel and sends nothing.
 async fn make_first_providers(store: &Store) -> Result<(), Failure> {
     let tenant = store.tenant("default").await?.unwrap_or(1);
     for draft in driver::ready_made(Occasion::NewDatabase) {
@@ -189,12 +162,12 @@ async fn make_first_providers(store: &Store) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The greeting on the terminal. It is printed after everything that can fail: a key that nobody saw would exist for
-/// ever.
+/// The greeting on the terminal. It is printed after all steps that can fail. Otherwise a new key could exist that was
+/// never shown.
 struct Greeting {
     url: String,
     role: Role,
-    /// A sign-in link and the first key, in roles that serve the API.
+    /// A sign-in link, in roles that serve the API.
     sign_in: Option<String>,
     first_key: Option<String>,
     providers: Vec<Provider>,
@@ -225,17 +198,18 @@ impl Greeting {
         }
         if let Some(key) = &self.first_key {
             say!(
-                "  key        {key}\n             may do everything; it is not shown again: `{me} keys create` makes others"
+                "  key        {key}\n             may do everything; it is not shown again: `{me} keys create` creates \
+                 others"
             );
         }
         if self.role == Role::Api {
-            say!("  delivers   nothing: another process must, `{me} serve --role worker`");
+            say!("  delivers   nothing: another process must deliver, e.g. `{me} serve --role worker`");
         }
         self.providers.iter().for_each(|provider| self.say_provider(provider));
         if self.providers.is_empty() {
             say!("  provider   none yet: `{me} providers create --help`");
         }
-        // `--wait` makes no sense where no process delivers.
+        // The example uses `--wait`, which needs a process that delivers.
         if let (Some(somebody), false) = (self.somebody(), self.role == Role::Api) {
             let same = if is_secret(settings) { ", with the same database.url" } else { "" };
             let database = which_database(settings);
@@ -245,8 +219,8 @@ impl Greeting {
         }
     }
 
-    /// A recipient that works here: an email address if email is captured, otherwise an inbox, which needs no
-    /// configured provider.
+    /// A recipient that works in this installation: an email address if email is captured, otherwise an inbox, which
+    /// needs no configured provider.
     fn somebody(&self) -> Option<&'static str> {
         let is_default_s =
             |provider: &&Provider| self.tenants.get(&provider.tenant).is_none_or(|name| name == "default");
@@ -262,7 +236,7 @@ impl Greeting {
 
     fn say_provider(&self, provider: &Provider) {
         let channel = if provider.channel == "*" { "every channel" } else { &provider.channel };
-        let note = if records(provider) { "; records, sends nothing" } else { "" };
+        let note = if records(provider) { "; only records, sends nothing" } else { "" };
         let tenant = self
             .tenants
             .get(&provider.tenant)
@@ -273,19 +247,20 @@ impl Greeting {
     }
 }
 
-/// Whether it only records messages.
+/// Whether the provider only records messages.
 fn records(provider: &Provider) -> bool {
     driver::destination(&provider.driver) == Destination::Record
 }
 
-/// The flag that another terminal needs; a URL with a password is not printed.
+/// The flag that a command in another terminal needs to use this database. It is empty if the URL holds a password.
 fn which_database(settings: &Settings) -> String {
     let url = &settings.database.url;
-    let is_known = DEFAULTS.contains(&format!("url = \"{url}\"")) || std::env::var("POSTCOMMIT_DATABASE_URL").is_ok();
+    let origin = &settings.database.origin;
+    let is_known = origin == "default" || origin.starts_with("environment ");
     if is_known || is_secret(settings) { String::new() } else { format!(" --database-url {url}") }
 }
 
-/// Whether the database's URL holds a password.
+/// Whether the URL of the database holds a password.
 fn is_secret(settings: &Settings) -> bool {
     without_password(&settings.database.url) != settings.database.url
 }

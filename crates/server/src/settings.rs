@@ -1,17 +1,20 @@
-//! Settings in layers, value by value: flag > environment > file > default. Each value knows where it came from.
+//! The settings, merged value by value from these sources: flag, then environment, then file, then default. The origin
+//! of each value is kept.
 
+mod form;
 mod inbox;
 
 pub use inbox::InboxSettings;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use postcommit_channel::driver::FailOn;
 use postcommit_channel::egress::EgressSettings;
-use postcommit_engine::db::Address;
+use postcommit_engine::db::{Address, DbError};
 use postcommit_engine::dispatch::DispatchSettings;
-use postcommit_engine::store::KpiSettings;
+use postcommit_engine::store::{KpiSettings, Store};
 use serde::Deserialize;
 use toml::{Table, Value};
 
@@ -19,16 +22,16 @@ use crate::door::ServerSettings;
 use crate::telemetry::{TelemetrySettings, say};
 use crate::watching::MetricsSettings;
 
-/// The annotated file that holds every setting and its default.
+/// The commented file that lists every setting with its default.
 pub const DEFAULTS: &str = include_str!("default.toml");
 /// The file that is read if it exists and no other is named.
 const FILE: &str = "postcommit.toml";
 
-/// Environment variables of ours that are not settings.
+/// Environment variables with our prefix that are not settings.
 const NOT_SETTINGS: [&str; 8] = [
     "POSTCOMMIT_OUTPUT",
     "POSTCOMMIT_CONFIG",
-    // For applications, under the names in the documentation.
+    // Applications read POSTCOMMIT_URL and POSTCOMMIT_KEY, as the documentation shows.
     "POSTCOMMIT_URL",
     "POSTCOMMIT_KEY",
     "POSTCOMMIT_CRASH",
@@ -37,7 +40,7 @@ const NOT_SETTINGS: [&str; 8] = [
     "POSTCOMMIT_SEED",
 ];
 
-/// All settings, checked.
+/// All settings, after validation.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Settings {
     pub database: DatabaseSettings,
@@ -57,7 +60,42 @@ pub struct Settings {
 #[derive(Debug, Clone, Deserialize)]
 pub struct DatabaseSettings {
     pub url: String,
+    /// The source of the URL: a flag, a variable, a file or the default.
+    #[serde(skip)]
+    pub origin: String,
+    /// The time limit for a new connection to PostgreSQL until its first answer, in seconds.
+    pub connect_timeout_s: u64,
 }
+
+impl DatabaseSettings {
+    /// Opens the store. The schema is not checked.
+    pub async fn open(&self) -> Result<Store, DbError> {
+        Store::open_within(&self.url, Duration::from_secs(self.connect_timeout_s)).await
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        Address::parse(&self.url).map_err(|e| e.to_string())?;
+        if !(1..=60).contains(&self.connect_timeout_s) {
+            return Err(format!("database.connect_timeout_s: is {}; 1 to 60 are allowed", self.connect_timeout_s));
+        }
+        Ok(())
+    }
+}
+
+impl DatabaseSettings {
+    /// The URL of the database without its password, and the source of the URL. For a SQLite file, the absolute path.
+    pub fn told(&self) -> String {
+        let url = match Address::parse(&self.url) {
+            Ok(Address::Sqlite(path)) => format!("sqlite:{}", std::path::absolute(&path).unwrap_or(path).display()),
+            _ => without_password(&self.url),
+        };
+        format!("{url} ({})", self.origin)
+    }
+}
+
+/// The variable that other programs use for the database's URL. It is used if none of our own sources sets
+/// `database.url`.
+const DATABASE_URL: &str = "DATABASE_URL";
 
 #[derive(Debug, Clone, Deserialize)]
 pub struct ApiSettings {
@@ -68,7 +106,7 @@ pub struct ApiSettings {
 }
 
 impl ApiSettings {
-    /// The URL for browsers: the setting, or the listening address.
+    /// The URL for browsers: the setting, or else the address that the server listens on.
     pub fn base_url(&self, listening: &str) -> String {
         let told = self.public_url.trim_end_matches('/');
         if told.is_empty() { listening.to_owned() } else { told.to_owned() }
@@ -78,7 +116,7 @@ impl ApiSettings {
         let is_web = |url: &str| url.starts_with("https://") || url.starts_with("http://");
         if !self.public_url.is_empty() && !is_web(&self.public_url) {
             return Err(format!(
-                "api.public_url: is {:?}; an http or https URL is needed, or nothing",
+                "api.public_url: is {:?}; allowed are an http or https URL, or an empty text",
                 self.public_url
             ));
         }
@@ -110,7 +148,7 @@ pub struct LogSettings {
     pub format: String,
 }
 
-/// One value in force.
+/// A setting with the value that applies and its origin.
 #[derive(Debug, Clone)]
 pub struct SettingInForce {
     pub name: String,
@@ -125,12 +163,12 @@ pub struct Flag<'a> {
     pub flag: &'a str,
 }
 
-/// Values by dotted name, with their origin.
+/// The values of all settings by dotted name, each with its origin.
 #[derive(Debug, Clone)]
 pub struct Layers(BTreeMap<String, (Value, String)>);
 
 impl Layers {
-    /// Merges the layers. `file` is the one named by `--config`; `flags` are settings from the command line.
+    /// Merges the sources. `file` is the file of `--config`. `flags` are settings from the command line.
     pub fn load(
         file: Option<&Path>,
         environment: &BTreeMap<String, String>,
@@ -144,7 +182,26 @@ impl Layers {
         for Flag { setting, value, flag } in flags {
             layers.set_text(setting, value, format!("flag {flag}"))?;
         }
+        layers.read_database_url(environment)?;
         Ok(layers)
+    }
+
+    fn read_database_url(&mut self, environment: &BTreeMap<String, String>) -> Result<(), String> {
+        let is_default = self.0.get("database.url").is_some_and(|(_, origin)| origin == "default");
+        let Some(url) = environment.get(DATABASE_URL).filter(|url| is_default && !url.is_empty()) else {
+            return Ok(());
+        };
+        if Address::parse(url).is_ok() {
+            return self.set_text("database.url", url, format!("environment {DATABASE_URL}"));
+        }
+        // Without an error a misspelt URL would start an empty SQLite file. The value may hold a password, so only its
+        // scheme is shown.
+        let scheme =
+            url.split_once(':').map_or_else(|| "has no scheme".into(), |(s, _)| format!("has the scheme {s:?}"));
+        Err(format!(
+            "environment {DATABASE_URL}: {scheme}; postgres://…, postgresql://… and sqlite:path are allowed. Correct \
+             it. If it is the database of another program, set POSTCOMMIT_DATABASE_URL to the database of postcommit"
+        ))
     }
 
     fn read_file(&mut self, named: Option<&Path>) -> Result<(), String> {
@@ -160,12 +217,8 @@ impl Layers {
                 format!("{}: {name} is not a setting; `postcommit config show` lists them all", path.display())
             })?;
             if !same_kind(&known.0, &value) {
-                return Err(format!(
-                    "{}: {name} must be a {}, not a {}",
-                    path.display(),
-                    known.0.type_str(),
-                    value.type_str()
-                ));
+                let (wanted, given) = (form::described(&known.0), form::described(&value));
+                return Err(format!("{}: {name} must be {wanted}, not {given}", path.display()));
             }
             self.0.insert(name, (value, format!("file {}", path.display())));
         }
@@ -175,7 +228,9 @@ impl Layers {
     fn read_environment(&mut self, environment: &BTreeMap<String, String>) -> Result<(), String> {
         let names: Vec<String> = self.0.keys().cloned().collect();
         for stray in environment.keys().filter(|given| {
-            !NOT_SETTINGS.contains(&given.as_str()) && !names.iter().any(|name| variable(name) == **given)
+            given.as_str() != DATABASE_URL
+                && !NOT_SETTINGS.contains(&given.as_str())
+                && !names.iter().any(|name| variable(name) == **given)
         }) {
             say!("postcommit: {stray} is not a setting and is ignored; `postcommit config show` lists them all");
         }
@@ -192,41 +247,35 @@ impl Layers {
         let Some((known, _)) = self.0.get(name) else {
             return Err(format!("{name} is not a setting; `postcommit config show` lists them all"));
         };
-        let parsed = match known {
-            Value::Integer(_) => text.parse().ok().map(Value::Integer),
-            Value::Boolean(_) => text.parse().ok().map(Value::Boolean),
-            Value::Float(_) => text.parse().ok().map(Value::Float),
-            Value::Array(_) => {
-                Some(Value::Array(text.split(',').map(str::trim).filter(|t| !t.is_empty()).map(Value::from).collect()))
-            }
-            _ => Some(Value::from(text)),
-        };
-        let value = parsed.ok_or_else(|| format!("{name} ({origin}): {text:?} is not a {}", known.type_str()))?;
+        let value =
+            form::read(known, text).map_err(|form| format!("{name} ({origin}): is {text:?}; it must be {form}"))?;
         self.0.insert(name.to_owned(), (value, origin));
         Ok(())
     }
 
-    /// Checks every section.
+    /// Converts the values into [`Settings`] and checks every section.
     pub fn settings(&self) -> Result<Settings, String> {
         let mut table = Table::new();
         for (name, (value, _)) in &self.0 {
-            // TOML has no null: an absent file is an empty name.
+            // TOML has no null, so an empty name means that there is no file.
             if name == "egress.ca_file" && value.as_str() == Some("") {
                 continue;
             }
+            let value = form::checked(name, value).map_err(|problem| self.with_origin(&problem))?;
             let (section, key) = name.split_once('.').unwrap_or(("", name));
             if let Value::Table(section) = table.entry(section).or_insert_with(|| Value::Table(Table::new())) {
-                section.insert(key.to_owned(), value.clone());
+                section.insert(key.to_owned(), value);
             }
         }
-        let settings: Settings = table
+        let mut settings: Settings = table
             .try_into()
             .map_err(|e: toml::de::Error| format!("settings: {}", e.to_string().trim().replace('\n', " ")))?;
         settings.validate().map_err(|problem| self.with_origin(&problem))?;
+        settings.database.origin = self.0.get("database.url").map(|(_, origin)| origin.clone()).unwrap_or_default();
         Ok(settings)
     }
 
-    /// Adds the origin of the refused value.
+    /// Adds the origin of the refused value to the error.
     fn with_origin(&self, problem: &str) -> String {
         let name = problem.split(':').next().unwrap_or("");
         match self.0.get(name) {
@@ -235,10 +284,12 @@ impl Layers {
         }
     }
 
-    /// Every value with its origin; secrets are not shown.
+    /// Every value with its origin. Secrets are not shown.
     pub fn origins(&self) -> Vec<SettingInForce> {
         let shown = |name: &str, value: &Value| match (name, value.as_str()) {
-            ("secrets.key" | "metrics.token", Some(text)) if !text.is_empty() => Value::from("(set)"),
+            ("secrets.key" | "metrics.token" | "telemetry.otlp_headers", Some(text)) if !text.is_empty() => {
+                Value::from("(set)")
+            }
             ("database.url", Some(url)) => Value::from(without_password(url)),
             _ => value.clone(),
         };
@@ -255,7 +306,7 @@ impl Layers {
 
 impl Settings {
     fn validate(&self) -> Result<(), String> {
-        Address::parse(&self.database.url).map_err(|e| e.to_string())?;
+        self.database.validate()?;
         self.server.validate()?;
         self.api.validate()?;
         self.dispatch.validate()?;
@@ -286,11 +337,11 @@ fn leaves(table: &Table) -> Vec<(String, Value)> {
 }
 
 fn same_kind(known: &Value, given: &Value) -> bool {
-    // A whole number is a number.
+    // A whole number is accepted where a number with decimals is expected.
     known.same_type(given) || (known.is_float() && given.is_integer())
 }
 
-/// The URL without its password, wherever that stands.
+/// The URL without its password, which may be before the host or in the query.
 pub fn without_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let (base, query) = rest.split_once('?').map_or((rest, None), |(base, query)| (base, Some(query)));
@@ -345,15 +396,19 @@ mod tests {
         for (file, expected) in [
             ("[dispatch]\ninterval_ms = 5", "dispatch.interval_ms: is 5; 10 to 60000 are allowed (from file "),
             ("[dispatch]\nintervall_ms = 5", "dispatch.intervall_ms is not a setting"),
-            ("[dispatch]\ninterval_ms = \"fast\"", "dispatch.interval_ms must be a integer, not a string"),
+            ("[dispatch]\ninterval_ms = \"fast\"", "dispatch.interval_ms must be a whole number, not a text"),
             ("[database]\nurl = \"mysql://x\"", "allowed are postgres://… and sqlite:path"),
+            ("[database]\nconnect_timeout_s = 0", "database.connect_timeout_s: is 0; 1 to 60 are allowed (from file "),
             ("[server]\nlisten = \"0.0.0.0:7410\"", "server.listen: 0.0.0.0:7410 can be reached from outside"),
             ("[server]\nlisten = \"here\"", "server.listen: \"here\" is not an address and port"),
             ("[server]\nconnections = 0", "server.connections: is 0; 1 to 1000000 are allowed"),
             ("[server]\nstreams = 2000", "server.streams: is 2000; fewer than server.connections (1024) are allowed"),
             ("[server]\nheader_deadline_ms = 1", "server.header_deadline_ms: is 1; 10 to 600000 are allowed"),
             ("[server]\ntls_certificate = \"c.pem\"", "server.tls_key: is empty"),
-            ("[server]\ntrusted_proxies = [\"the proxy\"]", "trusted_proxies"),
+            (
+                "[server]\ntrusted_proxies = [\"the proxy\"]",
+                "server.trusted_proxies: \"the proxy\" is not a range of addresses",
+            ),
             ("[capture]\nfail_on = \"explode=x\"", "capture.fail_on"),
             ("[kpi]\nstuck_after_s = 0", "kpi.stuck_after_s: is 0; 1 to 2592000 are allowed (from file "),
             ("[kpi]\ninterval_s = 59", "kpi.interval_s: is 59; 60 to 172800 are allowed"),
@@ -364,20 +419,65 @@ mod tests {
             ("[telemetry]\nsample_ratio = 2", "telemetry.sample_ratio: is 2; 0 to 1 are allowed"),
             ("[telemetry]\notlp_endpoint = \"grpc://x\"", "telemetry.otlp_endpoint: is not an http or https URL"),
             ("[log]\nformat = \"xml\"", "log.format: is \"xml\"; allowed are auto, human, json"),
-            ("[egress]\nallow = [\"everything\"]", "allow"),
+            (
+                "[egress]\nallow = [\"everything\"]",
+                "egress.allow: \"everything\" is not a range of addresses; write one such as",
+            ),
+            ("[egress]\nallow = \"10.0.0.0/8\"", "egress.allow must be a list, not a text"),
+            ("[egress]\nconnect_timeout_s = 0", "egress.connect_timeout_s: is 0; 1 to 60 are allowed (from file "),
+            ("[telemetry]\notlp_headers = \"hush\"", "telemetry.otlp_headers: entry 1 is not name=value"),
         ] {
             let problem = load(file, &[], &[]).unwrap_err();
             assert!(problem.contains(expected), "{problem}");
         }
         let problem = load("", &[("POSTCOMMIT_DISPATCH_LEASE_S", "long")], &[]).unwrap_err();
-        assert_eq!(problem, "dispatch.lease_s (environment POSTCOMMIT_DISPATCH_LEASE_S): \"long\" is not a integer");
+        let expected =
+            "dispatch.lease_s (environment POSTCOMMIT_DISPATCH_LEASE_S): is \"long\"; it must be a whole number";
+        assert_eq!(problem, expected);
+        let problem = load("", &[("POSTCOMMIT_EGRESS_ALLOW", "private")], &[]).unwrap_err();
+        assert!(problem.contains("10.1.0.0/16,fd00::/8 (from environment POSTCOMMIT_EGRESS_ALLOW)"), "{problem}");
+    }
+
+    #[test]
+    fn the_database_url_of_other_programs_is_used_when_nothing_of_ours_is_set() {
+        let theirs = ("DATABASE_URL", "postgres://u:hush@h/theirs");
+        let told = |file: &str, env: &[(&str, &str)]| load(file, env, &[]).unwrap().1.database.told();
+        assert_eq!(told("", &[theirs]), "postgres://u@h/theirs (environment DATABASE_URL)");
+        let ours = ("POSTCOMMIT_DATABASE_URL", "postgres://h/ours");
+        assert_eq!(told("", &[theirs, ours]), "postgres://h/ours (environment POSTCOMMIT_DATABASE_URL)");
+        let by_file = told("[database]\nurl = \"postgres://h/file\"", &[theirs]);
+        assert!(by_file.starts_with("postgres://h/file (file "), "{by_file}");
+        let by_default = told("", &[("DATABASE_URL", "")]);
+        assert!(by_default.starts_with("sqlite:/") && by_default.ends_with("postcommit.db (default)"), "{by_default}");
+    }
+
+    #[test]
+    fn a_database_url_of_another_kind_is_refused_and_not_ignored() {
+        for (url, says) in [
+            ("postgress://u:hush@h/d", "has the scheme \"postgress\"; postgres://…"),
+            ("mysql://u:hush@h/d", "has the scheme \"mysql\"; postgres://…"),
+            ("hush.db", "has no scheme; postgres://…"),
+        ] {
+            let problem = load("", &[("DATABASE_URL", url)], &[]).unwrap_err();
+            assert!(problem.starts_with("environment DATABASE_URL: ") && problem.contains(says), "{problem}");
+            assert!(problem.contains("set POSTCOMMIT_DATABASE_URL") && !problem.contains("hush"), "{problem}");
+            let ours = ("POSTCOMMIT_DATABASE_URL", "postgres://h/ours");
+            load("", &[("DATABASE_URL", url), ours], &[]).unwrap();
+        }
     }
 
     #[test]
     fn secrets_are_not_shown() {
-        let (layers, _) =
-            load("", &[("POSTCOMMIT_SECRETS_KEY", "hush"), ("POSTCOMMIT_DATABASE_URL", "postgres://u:hush@h/d")], &[])
-                .unwrap();
+        let (layers, _) = load(
+            "",
+            &[
+                ("POSTCOMMIT_SECRETS_KEY", "hush"),
+                ("POSTCOMMIT_TELEMETRY_OTLP_HEADERS", "k=hush"),
+                ("POSTCOMMIT_DATABASE_URL", "postgres://u:hush@h/d"),
+            ],
+            &[],
+        )
+        .unwrap();
         assert!(!format!("{:?}", layers.origins()).contains("hush"));
         for url in
             ["postgres://u:hush@h/d", "postgres://u:hu@hush@h/d", "postgres://h/d?user=u&password=hush&sslmode=require"]

@@ -1,8 +1,7 @@
-//! Metrics and spans of requests, and `/metrics`.
-//!
-//! `/metrics` is open on loopback to requests whose `Host` is loopback's: a local caller can read the database
-//! anyway. Elsewhere it needs `Authorization: Bearer` with the setting `metrics.token`; without that setting it is
-//! closed.
+//! Metrics and traces of requests, and the route `/metrics`.
+//! If the server listens on loopback, `/metrics` needs no token for requests whose `Host` is a loopback name, because a
+//! local caller could read the database anyway. Otherwise it needs `Authorization: Bearer` with the setting
+//! `metrics.token`. Without that setting it is closed.
 
 use std::sync::Arc;
 
@@ -22,12 +21,11 @@ use subtle::ConstantTimeEq;
 
 use crate::hosts;
 
-/// `[metrics]`.
 #[derive(Debug, Clone, Deserialize)]
 pub struct MetricsSettings {
-    /// The bearer token of scrapers from other machines; empty: loopback alone may read.
+    /// The bearer token for scrapers on other machines. If it is empty, `/metrics` can only be read over loopback.
     pub token: String,
-    /// Event types that have their own label in metrics.
+    /// How many event types get their own label in the metrics.
     pub event_types: usize,
 }
 
@@ -43,7 +41,7 @@ impl MetricsSettings {
     }
 }
 
-/// The span of the request: what it enqueues belongs to it.
+/// The trace context of the request. Notifications that the request enqueues belong to it.
 #[derive(Debug, Clone, Copy)]
 pub struct Traced(pub TraceParent);
 
@@ -53,7 +51,7 @@ struct MetricsPage {
     token: String,
 }
 
-/// `/metrics`; `open` lets every caller read it.
+/// The route `/metrics`. With `open`, requests to a loopback name need no token.
 pub fn routes(tools: &Tools, settings: &MetricsSettings, open: bool) -> Router {
     let scrape = Scrape::new(tools.metrics.clone(), tools.store.clone(), tools.kpi.clone());
     Router::new().route("/metrics", get(page)).with_state(Arc::new(MetricsPage {
@@ -66,38 +64,40 @@ pub fn routes(tools: &Tools, settings: &MetricsSettings, open: bool) -> Router {
 async fn page(State(page): State<Arc<MetricsPage>>, uri: Uri, headers: HeaderMap) -> Response {
     let shown = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
     let has_token = shown.is_some_and(|shown| is_same(shown, &page.token));
-    // Another name for loopback belongs to a foreign page (see hosts.rs).
+    // A request to loopback with any other host name may come from a foreign page (see hosts.rs).
     if page.open && !has_token && !hosts::is_loopback(&headers, &uri) {
-        let why = "without the setting metrics.token as a bearer token, Host must be localhost, 127.0.0.1 or [::1], with any port\n";
+        let why = "send the value of the setting metrics.token as a bearer token; without it, the header Host must be \
+            localhost, 127.0.0.1 or [::1], with any port\n";
         return (StatusCode::MISDIRECTED_REQUEST, why).into_response();
     }
     if !page.open && !has_token {
-        let why = "metrics are open where the server listens on loopback with no proxy before it; elsewhere show the setting metrics.token as a bearer token\n";
+        let why = "send the value of the setting metrics.token as a bearer token; without it, /metrics is open only if \
+            the server listens on loopback and trusts no proxy\n";
         return (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], why).into_response();
     }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page.scrape.text().await).into_response()
 }
 
-/// Compares in constant time. An empty token, which means that none is set, is never the same.
+/// Compares in constant time. An empty `token` means that none is set, and never matches.
 fn is_same(shown: &str, token: &str) -> bool {
     !token.is_empty() && bool::from(shown.as_bytes().ct_eq(token.as_bytes()))
 }
 
-/// Counts every request of `router` by its route, and records a span below the caller's. Call it after the last route
-/// is added.
+/// Counts every request of `router` by its route, and records a span as a child of the caller's span. Call it after the
+/// last route is added.
 pub fn watched(router: Router, tools: &Tools) -> Router {
     router.layer(from_fn_with_state(tools.clone(), watch))
 }
 
 async fn watch(State(tools): State<Tools>, mut request: Request, next: Next) -> Response {
     let began = clock::monotonic();
-    // The pattern, never the path: that may hold an id or a secret.
+    // Use the pattern of the route and not the path, because the path may hold an id or a secret.
     let route = request
         .extensions()
         .get::<MatchedPath>()
         .map_or_else(|| "unmatched".to_owned(), |path| path.as_str().to_owned());
     let method = known_method(request.method().as_str());
-    // An invalid traceparent is ignored, as the standard requires.
+    // An invalid `traceparent` is ignored, as the standard requires.
     let parent =
         request.headers().get("traceparent").and_then(|value| value.to_str().ok()?.parse::<TraceParent>().ok());
     let span = tools.tracer.begin(parent);
@@ -119,7 +119,8 @@ async fn watch(State(tools): State<Tools>, mut request: Request, next: Next) -> 
     response
 }
 
-/// A label has few values, but a client may send any method.
+/// The method as a label for metrics. A client may send any method, but a label should have few values, so unknown
+/// methods become "other".
 fn known_method(method: &str) -> &'static str {
     ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
         .into_iter()

@@ -1,5 +1,5 @@
-//! The check against cross-site request forgery. Another site can make a browser send our cookie, but it can neither
-//! read the session's CSRF token nor claim our origin.
+//! The protection against cross-site request forgery. Another site can make a browser send our cookie. It can neither
+//! read the session's CSRF token nor fake our origin.
 
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Request};
@@ -12,17 +12,18 @@ use postcommit_engine::store::Session;
 
 use crate::problem::{Problem, ProblemKind};
 
-/// The header in which scripts of our pages send the token.
+/// The header in which the scripts of our pages send the token.
 pub const HEADER: &str = "x-csrf-token";
-/// The field in which forms of our pages send the token.
+/// The form field in which our pages send the token.
 pub const FIELD: &str = "csrf_token";
 
-/// The token of a form, kept from its body for [`check`].
+/// The token from the body of a form, kept for [`check`].
 #[derive(Clone)]
 struct FormToken(Secret);
 
-/// Refuses a change by a session unless it comes from our origin and carries the session's token, in the header or in
-/// the form. Reading needs no token, and a request with a key is never sent by a browser on its own.
+/// Refuses a change by a session unless it comes from our origin and has the session's token in the header or in the
+/// form. Requests that only read need no token. Requests with a key are not checked, because a browser does not send a
+/// key automatically.
 pub fn check(parts: &Parts, session: &Session) -> Result<(), Problem> {
     if matches!(parts.method, Method::GET | Method::HEAD) {
         return Ok(());
@@ -31,7 +32,7 @@ pub fn check(parts: &Parts, session: &Session) -> Result<(), Problem> {
     if !same_origin(text("origin"), text("host")) {
         return Err(Problem::new(ProblemKind::Forbidden, "the request comes from another site"));
     }
-    // Revealed to be compared.
+    // The secret is revealed here to compare it.
     let in_form = || parts.extensions.get::<FormToken>().map(|token| token.0.reveal());
     match text(HEADER).or_else(in_form) {
         Some(token) if session.accepts_csrf(token) => Ok(()),
@@ -42,7 +43,8 @@ pub fn check(parts: &Parts, session: &Session) -> Result<(), Problem> {
     }
 }
 
-/// Reads the token of a form ahead of the handlers, since [`check`] sees no body. A form has at most 2 MB.
+/// Reads the token from a form before the handlers run, because [`check`] does not see the body. A form may have at
+/// most 2 MB.
 pub async fn keep_form_token(request: Request, next: Next) -> Response {
     if !is_form(request.headers()) || super::cookie(request.headers()).is_none() {
         return next.run(request).await;
@@ -66,7 +68,8 @@ fn is_form(headers: &HeaderMap) -> bool {
         .is_some_and(|name| name.trim().eq_ignore_ascii_case("application/x-www-form-urlencoded"))
 }
 
-/// Whether a request comes from our own pages. Browsers name the origin of a change; other clients name none.
+/// Whether a request comes from our own pages. Browsers send the origin with a change. Clients that are not browsers
+/// send none, which is accepted.
 pub fn same_origin(origin: Option<&str>, host: Option<&str>) -> bool {
     let Some(origin) = origin else { return true };
     let Some((_, from)) = origin.split_once("://") else { return false };

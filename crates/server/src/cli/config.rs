@@ -9,9 +9,9 @@ use crate::telemetry::say;
 
 #[derive(Debug, Subcommand)]
 pub enum Config {
-    /// Every setting with its value and where it came from
+    /// Show every setting with its value and its source
     Show,
-    /// The annotated defaults, as a file to start from
+    /// Print the default settings with comments, as a file to start from
     Default,
 }
 

@@ -3,68 +3,65 @@
 mod act;
 mod cancel;
 mod resend;
+mod tail;
 mod which;
 
-use std::collections::HashSet;
-use std::time::Duration;
-
 use clap::{Args, Subcommand};
-use postcommit::Timestamp;
 use postcommit_channel::model::DeliveryId;
-use postcommit_engine::store::{Act, Acted, DeliveryFilter, DeliveryRow, Position, Store};
-use serde_json::{Value, json};
-use uuid::Uuid;
+use postcommit_engine::store::{Act, DeliveryFilter, DeliveryRow, Store};
+use serde_json::json;
 
-use super::notifications::{captured, history, standing};
-use crate::acts;
+use super::AnyId;
+use super::notifications::{history, standing};
 use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
-use crate::telemetry::say;
 use act::ActArgs;
 use resend::ResendArgs;
+use tail::Tail;
 use which::Which;
 
 #[derive(Debug, Subcommand)]
 pub enum Deliveries {
-    /// Newest first
+    /// List deliveries, newest first
     List(List),
-    /// One delivery with its attempts
+    /// Show one delivery with its attempts, or one notification if the id is a notification's
     Show {
-        /// The delivery's id: NOTIFICATION.N
-        id: DeliveryId,
-    },
-    /// Set parked deliveries back to pending with counters reset; what was sent stays sent
-    Retry(ActArgs),
-    /// End parked deliveries for good; the rows stay
-    Discard(ActArgs),
-    /// Cancel what is not under way yet: by ids, or all about an entity
-    Cancel(cancel::CancelArgs),
-    /// Send again what was last sent for an entity over a channel; the first one is not touched
-    Resend(ResendArgs),
-    /// Follow attempts as they happen
-    Tail {
-        /// Begin this many seconds ago
-        #[arg(long, default_value_t = 0, value_name = "SECONDS")]
-        since: u64,
-        /// Print what there is and exit
+        /// Id of a delivery (NOTIFICATION.N) or of a notification
+        #[arg(value_parser = super::any_id)]
+        id: AnyId,
+        /// Show the full address instead of the masked one
         #[arg(long)]
-        no_follow: bool,
+        full: bool,
     },
+    /// Set parked deliveries back to pending and reset their attempt counters
+    ///
+    /// Sent deliveries are not changed. A delivery that may have arrived is retried only with --unclear.
+    Retry(ActArgs),
+    /// Discard parked deliveries: they are never sent, and their rows are kept
+    Discard(ActArgs),
+    /// Cancel deliveries that are not being sent yet, by ids or by entity
+    Cancel(cancel::CancelArgs),
+    /// Send the last notification of an entity over a channel again, as a copy
+    ///
+    /// It copies the last notification that was sent for the entity over this channel. If none was sent, it copies the
+    /// last one that was enqueued. The original is not changed.
+    Resend(ResendArgs),
+    /// Print attempts as they happen, of all deliveries or of the matching ones
+    Tail(Tail),
 }
 
 #[derive(Debug, Args)]
 pub struct List {
     #[command(flatten)]
     which: Which,
-    /// Only deliveries due for longer than the setting kpi.stuck_after_s and not under way
+    /// Only stuck deliveries: first due longer ago than the setting kpi.stuck_after_s, and not being sent
     #[arg(long)]
     stuck: bool,
-    /// The page after this position; a notification's id is the position behind it
-    #[arg(long, value_name = "PLACE")]
-    before: Option<Position>,
-    /// 1 to 200
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
-    limit: i64,
+    /// Show full addresses instead of masked ones
+    #[arg(long)]
+    full: bool,
+    #[command(flatten)]
+    page: super::PageArgs,
 }
 
 impl Deliveries {
@@ -72,14 +69,14 @@ impl Deliveries {
         let store = super::acting(settings).await?;
         match self {
             Self::List(list) => list.run(format, settings, &store).await,
-            Self::Show { id } => show(format, &store, *id).await,
+            Self::Show { id, full } => id.show(format, &store, *full).await,
             Self::Retry(many) if many.by_filter()? => many.run(format, &store, Act::Retry).await,
-            Self::Retry(ActArgs { ids, .. }) => act_on_ids(format, &store, ids, Act::Retry).await,
+            Self::Retry(many) => act::on_ids(format, &store, &many.ids, Act::Retry, many.unclear()).await,
             Self::Discard(many) if many.by_filter()? => many.run(format, &store, Act::Discard).await,
-            Self::Discard(ActArgs { ids, .. }) => act_on_ids(format, &store, ids, Act::Discard).await,
+            Self::Discard(many) => act::on_ids(format, &store, &many.ids, Act::Discard, false).await,
             Self::Cancel(cancel) => cancel.run(format, &store).await,
             Self::Resend(again) => again.run(format, &store).await,
-            Self::Tail { since, no_follow } => tail(format, &store, *since, *no_follow).await,
+            Self::Tail(tail) => tail.run(format, &store).await,
         }
     }
 }
@@ -88,51 +85,63 @@ impl List {
     async fn run(&self, format: Format, settings: &Settings, store: &Store) -> CommandResult {
         let filter = DeliveryFilter {
             stuck: self.stuck.then(|| settings.kpi.stuck_after()),
-            before: self.before,
-            limit: self.limit,
+            full: self.full,
+            before: self.page.before,
+            limit: self.page.limit,
             ..self.which.filter(store).await?
         };
         let page = store.delivery_rows(&filter).await?;
-        let tenant = super::tenant_column(store, filter.tenant).await?;
-        output::list(
-            format,
-            &page.rows,
-            &COLUMNS.into_iter().filter(|(name, _)| tenant || *name != "tenant").collect::<Vec<_>>(),
-        );
-        super::say_more(format, page.more);
-        Ok(Exit::Ok)
+        let of_entity: &[_] = if filter.entity.is_some() { &ENTITY_COLUMNS } else { &[] };
+        super::print_page(format, store, filter.tenant, page, &[&COLUMNS[..], of_entity, &[WAITS_FOR]].concat()).await
     }
 }
 
-const COLUMNS: [output::Column<DeliveryRow>; 10] = [
+const COLUMNS: [output::Column<DeliveryRow>; 11] = [
     ("id", |r| r.id.clone()),
     ("tenant", |r| r.tenant.clone()),
     ("updated", |r| output::seconds(r.updated_at)),
-    ("state", |r| r.reason.as_ref().map_or_else(|| r.state.clone(), |reason| format!("{} ({reason})", r.state))),
+    ("state", standing),
     ("channel", |r| or_dash(&r.channel)),
-    ("to", |r| or_dash(&r.target)),
+    ("to", |r| or_dash(shown_address(r))),
     ("provider", |r| or_dash(&r.provider)),
     ("event type", |r| r.event_type.clone()),
     ("attempts", |r| r.attempts.to_string()),
+    ("next", |r| r.next_attempt_at.filter(|_| r.state != "sending").map_or_else(|| "-".into(), output::seconds)),
     ("error", |r| or_dash(&r.error_code)),
+];
+
+/// The last column, because it is the widest.
+const WAITS_FOR: output::Column<DeliveryRow> = ("waits for", |r| or_dash(&r.waits_for));
+
+/// The full address where it was asked for, else the masked one.
+fn shown_address(row: &DeliveryRow) -> &Option<String> {
+    if row.address.is_some() { &row.address } else { &row.target }
+}
+
+/// What the list of one entity shows beside.
+const ENTITY_COLUMNS: [output::Column<DeliveryRow>; 5] = [
+    ("sent", |r| r.sent_at.map_or_else(|| "-".into(), output::seconds)),
+    ("template", |r| or_dash(&r.template)),
+    ("idempotency key", |r| r.idempotency_key.clone()),
+    ("copy of", |r| r.copy_of.map_or_else(|| "-".into(), |id| id.to_string())),
+    ("asked by", |r| or_dash(&r.asked_by)),
 ];
 
 fn missing(id: DeliveryId) -> Failure {
     Failure::new(Exit::NotFound, format!("there is no delivery {id}"))
 }
 
-async fn show(format: Format, store: &Store, id: DeliveryId) -> CommandResult {
-    let row = store.delivery_row(None, id).await?.ok_or_else(|| missing(id))?;
+pub(super) async fn show(format: Format, store: &Store, id: DeliveryId, full: bool) -> CommandResult {
+    let row = store.delivery_row(None, id, full).await?.ok_or_else(|| missing(id))?;
     let key = store.delivery_key(None, id).await?.ok_or_else(|| missing(id))?;
     let attempts: Vec<_> =
-        store.attempts(key.tenant, id.notification).await?.into_iter().filter(|a| a.delivery == row.id).collect();
-    let (captured, story) =
-        (captured(store, key.tenant).await?, store.notification_details(None, id.notification).await?);
+        store.attempts(key.tenant, id.notification).await?.into_iter().filter(|a| a.delivery_id == row.id).collect();
+    let story = store.notification_details(None, id.notification).await?;
     let mut told = json!(row);
     told["attempt_log"] = json!(attempts);
     output::one(format, &told, |_| {
         let past = story.iter().flat_map(|story| history(story, &row.id));
-        std::iter::once(format!("{}  {}", row.id, standing(&row, &captured)))
+        std::iter::once(format!("{}  {}", row.id, standing(&row)))
             .chain(fields(&row))
             .chain(past)
             .collect::<Vec<_>>()
@@ -147,100 +156,36 @@ fn fields(row: &DeliveryRow) -> Vec<String> {
         .error_code
         .as_ref()
         .map(|code| row.last_error.as_ref().map_or_else(|| code.clone(), |text| format!("{code}: {text}")));
+    let template = row.template.as_ref().map(|template| match row.template_version {
+        Some(version) => format!("{template}, version {version}"),
+        None => template.clone(),
+    });
     let fields = [
         ("event type", Some(row.event_type.clone())),
         ("tenant", Some(row.tenant.clone())),
         ("entity", row.entity.clone()),
+        ("key", Some(row.idempotency_key.clone())),
+        ("copy of", row.copy_of.map(|id| id.to_string())),
+        ("asked by", row.asked_by.clone()),
+        ("template", template),
+        ("language", row.language.clone()),
+        ("send key", row.send_key.clone()),
+        ("user", row.user_id.clone()),
         ("channel", row.channel.clone()),
-        ("to", row.target.clone()),
+        ("to", shown_address(row).clone()),
         ("provider", row.provider.clone()),
         ("reference", row.provider_ref.clone()),
         ("attempts", Some(format!("{} in this round", row.attempts))),
-        ("next", row.next_attempt_at.map(|at| at.to_string())),
+        ("next", row.next_attempt_at.filter(|_| row.state != "sending").map(|at| at.to_string())),
+        ("waits for", row.waits_for.clone()),
         ("last error", error),
+        ("error class", row.error_class.clone()),
         ("unclear", row.unclear.then(|| "an attempt of this round may have arrived".to_owned())),
         ("enqueued", Some(row.created_at.to_string())),
+        ("last try", row.last_attempt_at.map(|at| at.to_string())),
         ("sent", row.sent_at.map(|at| at.to_string())),
+        ("delivered", row.delivered_at.map(|at| at.to_string())),
         ("updated", Some(row.updated_at.to_string())),
     ];
     fields.iter().filter_map(|(name, value)| Some(format!("  {name:<12}{}", value.as_ref()?))).collect()
-}
-
-/// Acts on each id, prints the results, and exits by how many succeeded.
-async fn act_on_ids(format: Format, store: &Store, ids: &[DeliveryId], act: Act) -> CommandResult {
-    let (done, why_not) = match act {
-        Act::Retry => {
-            let instead = "`postcommit dispatch --once --id NOTIFICATION` tries what waits immediately";
-            ("pending", format!("only what is parked is retried; {instead}"))
-        }
-        Act::Discard => ("discarded", "only what is parked is discarded".to_owned()),
-        Act::Cancel => ("cancelled", "only what waits is cancelled".to_owned()),
-    };
-    let some: Vec<Option<DeliveryId>> = ids.iter().copied().map(Some).collect();
-    let acted = acts::on_ids(store, None, act, &some).await?;
-    let mut failed = (0, Exit::Ok);
-    let mut results = Vec::with_capacity(ids.len());
-    for (id, acted) in ids.iter().zip(acted) {
-        let result = match acted {
-            Acted::Done => done,
-            Acted::Refused { state, .. } => {
-                failed = (failed.0 + 1, Exit::Refused);
-                say!("postcommit: {id} is {state}: {why_not}");
-                "refused"
-            }
-            Acted::NotFound => {
-                failed = (failed.0 + 1, Exit::NotFound);
-                say!("postcommit: {id}: there is no such delivery");
-                "not found"
-            }
-        };
-        results.push(json!({"id": id.to_string(), "result": result}));
-    }
-    fn text(value: &Value) -> String {
-        value.as_str().unwrap_or_default().to_owned()
-    }
-    output::list(format, &results, &[("id", |row| text(&row["id"])), ("result", |row| text(&row["result"]))]);
-    Ok(if failed.0 > 0 && failed.0 < ids.len() { Exit::Partly } else { failed.1 })
-}
-
-/// Attempts are written when they end and dated when they began, so each query reaches back and skips what was
-/// printed.
-async fn tail(format: Format, store: &Store, since: u64, no_follow: bool) -> CommandResult {
-    const REACH: i64 = 120_000_000;
-    // A stream has no end where a JSON document could close.
-    let format = if format == Format::Json { Format::Jsonl } else { format };
-    let from = store.now().await?.as_micros() - i64::try_from(since.min(315_360_000)).unwrap_or(0) * 1_000_000;
-    let mut printed: HashSet<(String, i32)> = HashSet::new();
-    let mut look = tokio::time::interval(Duration::from_millis(250));
-    loop {
-        look.tick().await;
-        let now = store.now().await?.as_micros();
-        let start = if printed.is_empty() { from } else { from.max(now - REACH) };
-        // Two days back: a retry of an older notification is not followed.
-        let oldest = Uuid::new_v7(uuid::Timestamp::from_unix_time(
-            u64::try_from((now - 172_800_000_000).max(0) / 1_000_000).unwrap_or(0),
-            0,
-            0,
-            0,
-        ));
-        for attempt in store.attempts_since(Timestamp::from_micros(start), oldest, 1000).await? {
-            if printed.insert((attempt.delivery.clone(), attempt.seq)) {
-                output::one(format, &attempt, |a| {
-                    let error = a.code.as_ref().map(|code| format!("  {code}")).unwrap_or_default();
-                    format!(
-                        "{}  {:<9} {:<16} {}  #{}  {} ms{error}",
-                        a.at,
-                        a.outcome,
-                        or_dash(&a.provider),
-                        a.delivery,
-                        a.seq,
-                        a.latency_ms
-                    )
-                });
-            }
-        }
-        if no_follow {
-            return Ok(Exit::Ok);
-        }
-    }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use postcommit_engine::dispatch::{Dispatcher, PassOutcome};
+use postcommit_engine::store::{DeliveryFilter, Store};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -15,13 +16,13 @@ use crate::{app, telemetry};
 
 #[derive(Debug, Args)]
 pub struct Dispatch {
-    /// Make one pass over what is due, then exit
+    /// Make one pass over the due deliveries, then exit
     #[arg(long, required = true)]
     once: bool,
-    /// Claim nothing more after this many seconds, 1 to 3600; what is under way is finished
+    /// Stop claiming deliveries after this many seconds, 1 to 3600; running sends are finished
     #[arg(long = "for", value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600), conflicts_with = "id")]
     seconds: u64,
-    /// Only this notification, whether due or not
+    /// Send only this notification, even if it is not due yet
     #[arg(long, value_name = "ID")]
     id: Option<Uuid>,
 }
@@ -53,7 +54,7 @@ impl Dispatch {
         let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let done = json!({"sent": count(&tally.sent), "again": count(&tally.again), "parked": count(&tally.parked), "dropped": count(&tally.dropped), "stale": count(&tally.stale), "more": more, "running": false});
         output::one(format, &done, |d| {
-            let left = if more { "; the time is up, and more may be due" } else { "" };
+            let left = if more { "; the time is over, and more deliveries may be due" } else { "" };
             format!(
                 "sent {}, to be tried again {}, parked {}, expired or cancelled {}{left}",
                 d["sent"], d["again"], d["parked"], d["dropped"]
@@ -63,18 +64,27 @@ impl Dispatch {
             self.id,
             done.as_object().is_some_and(|counts| counts.values().all(|count| count == 0 || count.is_boolean())),
         ) {
-            let status = looked.notification_row(id).await?.map_or_else(|| "gone".into(), |row| row.status);
-            say!(
-                "postcommit: nothing was done: it is {status}; a paused or held provider keeps what waits for it (`postcommit providers list`)"
-            );
+            say!("postcommit: nothing was sent: {}", why_nothing(&looked, id).await?);
         }
         Ok(Exit::Ok)
     }
 }
 
+/// Why the pass sent nothing of a notification. The pass has made it due, also where its provider is closed.
+async fn why_nothing(store: &Store, id: Uuid) -> Result<String, Failure> {
+    let state = store.notification_row(id).await?.map_or_else(|| "gone".into(), |row| row.state);
+    let rows = store.delivery_rows(&DeliveryFilter::of_notification(id)).await?.rows;
+    let waits = rows.into_iter().find_map(|row| row.waits_for).map(|what| {
+        format!(
+            " and waits for {what}. It is due now, and is sent without this command as soon as nothing else keeps it"
+        )
+    });
+    Ok(format!("the notification is {state}{}", waits.unwrap_or_default()))
+}
+
 /// Another pass delivers what is due: exit with success, so that cron sends no mail.
 fn under_way(format: Format) -> Exit {
     let nothing = json!({"sent": 0, "again": 0, "parked": 0, "dropped": 0, "stale": 0, "more": true, "running": true});
-    output::one(format, &nothing, |_| "another pass is under way; nothing was done".into());
+    output::one(format, &nothing, |_| "another dispatch pass is running; this one did nothing".into());
     Exit::Ok
 }

@@ -1,20 +1,23 @@
 //! `postcommit doctor`: checks the installation, and says what needs attention and how to fix it. It changes nothing.
 
+mod access;
+mod channels;
+mod delivering;
 mod shut;
 mod surroundings;
 mod unreadable;
 
 use std::time::Duration;
 
-use postcommit::Timestamp;
-use postcommit_channel::driver::{self, Destination, FailOn};
+use postcommit_channel::driver::{self, FailOn};
 use postcommit_channel::egress::Egress;
 use postcommit_channel::model::Provider;
 use postcommit_channel::secret::Secrets;
 use postcommit_engine::db::LATEST;
-use postcommit_engine::store::{Attendance, Store};
+use postcommit_engine::store::{NotDecrypted, Store};
 use serde::Serialize;
 
+use super::providers::retry_parked;
 use crate::app;
 use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
@@ -32,7 +35,11 @@ fn finding(check: &'static str, result: &'static str, detail: impl Into<String>)
 }
 
 pub async fn run(format: Format, settings: &Settings) -> CommandResult {
-    let findings = examine(settings).await?;
+    let mut findings = vec![];
+    // What could be examined is shown in any case.
+    if let Err(failure) = examine(settings, &mut findings).await {
+        findings.push(finding("database", "problem", failure.to_string()));
+    }
     output::list(
         format,
         &findings,
@@ -41,51 +48,53 @@ pub async fn run(format: Format, settings: &Settings) -> CommandResult {
     Ok(if findings.iter().any(|f| f.result == "problem") { Exit::Failed } else { Exit::Ok })
 }
 
-async fn examine(settings: &Settings) -> Result<Vec<CheckResult>, Failure> {
-    let store = match app::store(settings).await {
-        Ok(store) => store,
-        Err(failure) => return Ok(vec![finding("database", "problem", failure.to_string())]),
-    };
-    let mut findings = vec![finding("database", "ok", format!("{}, schema version {LATEST}", store.db().kind()))];
+async fn examine(settings: &Settings, findings: &mut Vec<CheckResult>) -> Result<(), Failure> {
+    let Some(store) = access::open(settings, findings).await? else { return Ok(()) };
+    findings.push(finding("database", "ok", format!("{}, schema version {LATEST}", settings.database.told())));
     match store.is_read_only().await {
         Ok(false) => {}
         Ok(true) => findings.push(finding(
             "database",
             "problem",
-            "it is read-only, as a standby is, or a file that may not be written: nothing can be enqueued or delivered; check database.url",
+            "the database is read-only (a standby, or a file without write permission): nothing can be enqueued or \
+             delivered; check database.url",
         )),
-        Err(problem) => findings.push(finding("database", "problem", format!("it cannot be written: {problem}"))),
+        Err(problem) => {
+            findings.push(finding("database", "problem", format!("the database cannot be written: {problem}")));
+        }
     }
-    findings.extend(access(&store).await?);
+    findings.extend(access::examine(&store).await?);
     findings.push(clock(&store).await?);
     findings.extend(surroundings::durability(&store).await?);
     findings.extend(surroundings::held_snapshots(&store).await?);
     findings.extend(partitions(&store).await?);
-    findings.push(delivering(&store.attendance().await?, store.now().await?));
+    let attendance = store.attendance().await?;
+    findings.push(delivering::judge(&attendance, store.now().await?));
     findings.extend(queue(&store).await?);
     findings.extend(reused_keys(&store).await?);
     findings.extend(unreadable::look(&store).await?);
     let providers = store.providers().await?;
     if providers.is_empty() {
-        findings.push(finding("providers", "warning", "none; nothing can be sent until `postcommit providers create`"));
+        findings.push(finding(
+            "providers",
+            "warning",
+            "there is no provider, so nothing can be sent; create one with `postcommit providers create`",
+        ));
     }
     findings.extend(suspended(&store).await?);
     let tenants = store.tenants().await?;
     findings.extend(shut::examine(&store, &providers, &tenants).await?);
+    let (unopened, is_served) = (store.unopened(None).await?, attendance.workers > 0);
+    let parked = store.parked_as_config().await?;
     for one in &providers {
-        let found = provider(settings, one, tenants.get(&one.tenant).map_or("default", String::as_str));
-        findings.push(if found.result == "ok" && swallows(one, &providers) { swallowing(one, found) } else { found });
+        let opened = Opened { not: unopened.get(&one.id), is_served };
+        let tenant = tenants.get(&one.tenant).map_or("default", String::as_str);
+        let found = provider(settings, one, tenant, &opened);
+        let found = if found.result == "ok" { channels::captured(one, &providers, found) } else { found };
+        findings.push(with_parked(found, one, tenant, parked.get(&one.id).copied().unwrap_or(0)));
     }
-    Ok(findings)
-}
-
-/// The isolation of tenants, and who else could reach the database.
-async fn access(store: &Store) -> Result<Vec<CheckResult>, Failure> {
-    if let Err(problem) = store.check_isolation().await {
-        return Ok(vec![finding("access", "problem", problem.to_string())]);
-    }
-    let Some(access) = store.access().await? else { return Ok(vec![]) };
-    Ok(access.notes().into_iter().map(|note| finding("access", "note", note)).collect())
+    findings.extend(channels::unserved(&store, &providers, &tenants).await?);
+    Ok(())
 }
 
 /// Leases use the database's clock; a wrong clock of the host only misdates its logs.
@@ -97,7 +106,10 @@ async fn clock(store: &Store) -> Result<CheckResult, Failure> {
         _ => finding(
             "clock",
             "warning",
-            format!("the database's clock is {seconds} s ahead of this host's; check time synchronisation"),
+            format!(
+                "the clocks of the database and of this host differ by {} s; check time synchronisation",
+                seconds.abs()
+            ),
         ),
     })
 }
@@ -105,11 +117,14 @@ async fn clock(store: &Store) -> Result<CheckResult, Failure> {
 async fn partitions(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     let Some(health) = store.partition_health().await? else { return Ok(vec![]) };
     let ahead = match health.months_ahead {
-        months @ 2.. => finding("partitions", "ok", format!("made {months} months ahead")),
+        months @ 2.. => finding("partitions", "ok", format!("partitions exist for the next {months} months")),
         months => finding(
             "partitions",
             "problem",
-            format!("made {months} months ahead only; run `postcommit serve`, or SELECT postcommit.make_partitions()"),
+            format!(
+                "partitions exist only for the next {months} months; run `postcommit serve`, or SELECT \
+                 postcommit.make_partitions()"
+            ),
         ),
     };
     let caught = (health.in_default > 0).then(|| {
@@ -117,40 +132,12 @@ async fn partitions(store: &Store) -> Result<Vec<CheckResult>, Failure> {
             "partitions",
             "warning",
             format!(
-                "{} rows are in default partitions; SELECT postcommit.make_partitions() moves them",
+                "{} rows are in the default partitions; SELECT postcommit.make_partitions() moves them to the partitions of their months",
                 health.in_default
             ),
         )
     });
     Ok(std::iter::once(ahead).chain(caught).collect())
-}
-
-/// Where passes deliver, they come at least this often.
-const PASSES_S: u64 = 120;
-/// Passes further apart than this are no way to deliver, even with an empty queue.
-const PASSES_MOST_S: u64 = 600;
-
-/// Whether anything delivers. A single pass by hand is not cron: once something has been due for longer than the time
-/// between passes, nothing delivers.
-fn delivering(there: &Attendance, now: Timestamp) -> CheckResult {
-    let ago = |at: Option<Timestamp>| at.map(|at| now.since(at).as_secs());
-    let job = if there.jobs == 1 { "job" } else { "jobs" };
-    let waiting = format!("{} due, {} {job} to be done", there.due, there.jobs);
-    let is_late = there.jobs > 0 || ago(there.oldest_due_at).is_some_and(|late| late > PASSES_S);
-    match (there.workers, ago(there.last_pass_at)) {
-        (1.., _) => finding("delivering", "ok", format!("{} running; {waiting}", there.workers)),
-        (_, Some(pass)) if pass <= PASSES_S || (pass <= PASSES_MOST_S && !is_late) => {
-            finding("delivering", "ok", format!("by passes, the last one {pass} s ago; {waiting}"))
-        }
-        _ => {
-            let last = ago(there.last_worker_at.max(there.last_pass_at))
-                .map(|s| format!(", none was heard of for {s} s"))
-                .unwrap_or_default();
-            let result = if there.due + there.jobs > 0 { "problem" } else { "warning" };
-            let what = "start `postcommit serve` or `postcommit serve --role worker`, or let cron run `postcommit dispatch --once` every minute";
-            finding("delivering", result, format!("no process delivers{last}; {waiting}: {what}"))
-        }
-    }
 }
 
 /// What waits for suspended tenants is not late: it is not to be sent.
@@ -163,7 +150,7 @@ async fn suspended(store: &Store) -> Result<Vec<CheckResult>, Failure> {
             finding(
                 "tenant",
                 "warning",
-                format!("{}: suspended: {why}; `postcommit tenants resume {}` lets it go on", tenant.name, tenant.name),
+                format!("{}: suspended: {why}; `postcommit tenants resume {}` resumes it", tenant.name, tenant.name),
             )
         })
         .collect())
@@ -181,7 +168,8 @@ async fn queue(store: &Store) -> Result<Vec<CheckResult>, Failure> {
             "queue",
             "problem",
             format!(
-                "{waiting}; the oldest has been due for {late} s: does a process deliver (see above), does its provider's rate hold it back?"
+                "{waiting}; the oldest has been due for {late} s: check that a process delivers (see above), and that \
+                 the rate limit of its provider is not too low"
             ),
         ),
     }];
@@ -190,7 +178,8 @@ async fn queue(store: &Store) -> Result<Vec<CheckResult>, Failure> {
             "leases",
             "warning",
             format!(
-                "{} results came after their lease had run out; if this grows, raise dispatch.lease_s",
+                "{} results of sends came after their lease had expired and were not stored; if the number grows, \
+                 raise dispatch.lease_s",
                 health.stale_settles
             ),
         ));
@@ -202,31 +191,23 @@ async fn reused_keys(store: &Store) -> Result<Option<CheckResult>, Failure> {
     let Some(reused) = store.key_conflicts(Duration::from_secs(7 * 86_400)).await? else { return Ok(None) };
     let times = if reused.count == 1 { "once".to_owned() } else { format!("{} times", reused.count) };
     let detail = format!(
-        "within 7 days a key was used again with other content {times}, and that was not sent; last by {:?}: `postcommit notifications show {}` is the one that holds its key",
+        "in the last 7 days an idempotency key was used again with other content {times}; the second notification was \
+         not sent. The last event type was {:?}; `postcommit notifications show {}` shows the notification that holds \
+         the key",
         reused.event_type, reused.notification
     );
     Ok(Some(finding("keys", "warning", detail)))
 }
 
-/// Whether a capturing provider takes what a missing provider would have sent: fine for a trial, not beside providers
-/// that send.
-fn swallows(one: &Provider, all: &[Provider]) -> bool {
-    let goes = |provider: &Provider, to: Destination| driver::destination(&provider.driver) == to;
-    let sends = |other: &Provider| other.tenant == one.tenant && goes(other, Destination::Service);
-    goes(one, Destination::Record) && one.is_default && one.enabled && all.iter().any(sends)
+/// What workers say about the secrets of a provider.
+struct Opened<'a> {
+    /// Why none of them can open the secrets.
+    not: Option<&'a NotDecrypted>,
+    /// Whether a worker runs at all.
+    is_served: bool,
 }
 
-fn swallowing(one: &Provider, found: CheckResult) -> CheckResult {
-    let takes = if one.channel == "*" {
-        "every channel without another default".to_owned()
-    } else {
-        format!("the channel {}", one.channel)
-    };
-    let detail = format!("{}: it takes {takes}; it records and sends nothing", found.detail);
-    finding("provider", "warning", detail)
-}
-
-fn provider(settings: &Settings, provider: &Provider, tenant: &str) -> CheckResult {
+fn provider(settings: &Settings, provider: &Provider, tenant: &str, opened: &Opened<'_>) -> CheckResult {
     let flag = if tenant == "default" { String::new() } else { format!(" --tenant {tenant}") };
     let detail = |text: String| {
         if flag.is_empty() {
@@ -239,58 +220,53 @@ fn provider(settings: &Settings, provider: &Provider, tenant: &str) -> CheckResu
         return finding(
             "provider",
             "problem",
-            detail(format!("paused: {why}; mend it, then `postcommit providers resume {}{flag}`", provider.name)),
+            detail(format!("paused: {why}; fix the cause, then `postcommit providers resume {}{flag}`", provider.name)),
         );
     }
-    match usable(settings, provider) {
+    if let Some(why) = opened.not {
+        let here = usable(settings, provider, false)
+            .err()
+            .map(|problem| format!(" On this host: {problem}"))
+            .unwrap_or_default();
+        let remedy = match &why.pass_on {
+            // Another host or directory may have the key, so nothing says that it is lost.
+            Some(host) => format!(
+                "no server runs, and the passes on host {host} have no usable key; start a server that has the key, \
+                 or run the passes with it (secrets.key_file)"
+            ),
+            None => format!(
+                "start the server with the key that encrypted them; only if that key is lost, set them again: \
+                 `postcommit providers update {} --secret NAME=VALUE --new-secrets-key{flag}` on the host of the server",
+                provider.name
+            ),
+        };
+        let why = &why.reason;
+        let told = format!("nothing is sent, because its secrets cannot be decrypted: {why}; {remedy}.{here}");
+        return finding("provider", "problem", detail(told));
+    }
+    match usable(settings, provider, opened.is_served) {
         Ok(()) => finding("provider", "ok", detail(format!("{} on {}", provider.driver, provider.channel))),
         Err(problem) => finding("provider", "problem", detail(problem)),
     }
 }
 
-fn usable(settings: &Settings, provider: &Provider) -> Result<(), String> {
-    let secrets = match &provider.secrets {
+/// Adds how to retry the deliveries that are parked as `config`: a resume does not retry them.
+fn with_parked(found: CheckResult, provider: &Provider, tenant: &str, parked: i64) -> CheckResult {
+    let Some(what) = retry_parked(&provider.name, tenant, parked) else { return found };
+    let (result, when) = if found.result == "problem" { ("problem", ". Then retry its ") } else { ("warning", "; ") };
+    finding(found.check, result, format!("{}{when}{what}", found.detail))
+}
+
+/// Whether a driver can be built from it. Secrets that a worker has opened need not open here: doctor may run
+/// elsewhere, without the key.
+fn usable(settings: &Settings, provider: &Provider, is_served: bool) -> Result<(), String> {
+    let open = |sealed: &Vec<u8>| app::keys(settings).existing()?.open(sealed, provider.tenant, &provider.name);
+    let secrets = match provider.secrets.as_ref().map(open) {
         None => Secrets::new(),
-        Some(sealed) => {
-            let ring = app::keys(settings).existing().map_err(|e| e.to_string())?;
-            ring.open(sealed, provider.tenant, &provider.name).map_err(|e| e.to_string())?
-        }
+        Some(Ok(secrets)) => secrets,
+        Some(Err(_)) if is_served => return Ok(()),
+        Some(Err(problem)) => return Err(problem.to_string()),
     };
     let egress = Egress::new(&settings.egress).map_err(|e| e.to_string())?;
     driver::of_provider(provider, &secrets, &egress, &FailOn::default()).map(drop)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_pass_by_hand_is_no_cron() {
-        let now = Timestamp::from_micros(1_800_000_000_000_000);
-        let ago = |seconds: i64| Some(Timestamp::from_micros(now.as_micros() - seconds * 1_000_000));
-        let judged = |pass, due| {
-            let oldest_due_at = ago(due).filter(|_| due > 0);
-            let there = Attendance {
-                workers: 0,
-                last_worker_at: None,
-                last_pass_at: ago(pass),
-                due: i64::from(due > 0),
-                oldest_due_at,
-                jobs: 0,
-            };
-            delivering(&there, now).result
-        };
-        for (pass, due, expected) in [
-            (30, 0, "ok"),
-            (30, 300, "ok"),
-            (300, 0, "ok"),
-            (300, 100, "ok"),
-            (300, 121, "problem"),
-            (121, 121, "problem"),
-            (601, 1, "problem"),
-            (601, 0, "warning"),
-        ] {
-            assert_eq!(judged(pass, due), expected, "a pass {pass} s ago, something due for {due} s");
-        }
-    }
 }

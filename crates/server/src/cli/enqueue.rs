@@ -14,6 +14,7 @@ use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 use uuid::Uuid;
 
+use crate::app;
 use crate::notifications::{self, Owner, named_tenant};
 use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
@@ -24,61 +25,69 @@ pub struct Enqueue {
     /// The event type, e.g. booking.confirmed
     #[arg(required_unless_present = "json")]
     event_type: Option<String>,
-    /// The recipient: email:a@b.c, phone:+49…, webhook:https://…, slack:…, teams:…, user:ID, list:NAME,
-    /// provider:NAME:ADDRESS; repeatable
+    /// Recipient: email:a@b.c, phone:+49…, webhook:https://…, slack:…, teams:…, user:ID, list:NAME or
+    /// provider:NAME:ADDRESS; repeatable. Only user and webhook have a driver that sends; other addresses need a
+    /// provider of the driver capture, which only records them
     #[arg(long = "to", value_name = "RECIPIENT")]
     to: Vec<String>,
     /// The event's data as JSON; @FILE reads a file, - reads stdin
     #[arg(long)]
     payload: Option<String>,
-    /// Idempotency key: the same key is sent once [default: random]
-    #[arg(long)]
-    key: Option<String>,
+    /// Idempotency key: a second notification with the same key is not sent [default: random]
+    #[arg(long, value_name = "KEY")]
+    idempotency_key: Option<String>,
+    /// Tenant of the notification; a new name creates the tenant [default: default]
     #[arg(long)]
     tenant: Option<String>,
-    /// The entity it is about, e.g. a booking's id
+    /// The entity that the notification is about, e.g. a booking's id
     #[arg(long)]
     entity: Option<String>,
-    /// Narrow to this channel; repeatable
+    /// Send only over this channel; repeatable
     #[arg(long = "channel")]
     channels: Vec<String>,
+    /// Subject or heading of the message, one line
     #[arg(long)]
     title: Option<String>,
+    /// Text of the message
     #[arg(long)]
     body: Option<String>,
+    /// Link for the reader: http, https, mailto or tel
     #[arg(long, value_name = "URL")]
     action_url: Option<String>,
     /// Per-channel data as JSON: {"whatsapp": {…}}
     #[arg(long)]
     data: Option<String>,
-    /// 0 to 9, 9 first
+    /// Priority, 0 to 9; 9 is sent first [default: 5]
     #[arg(long)]
     priority: Option<i16>,
-    /// Not before this time, e.g. 2026-03-15T09:30:00Z
+    /// Do not send before this time, e.g. 2026-03-15T09:30:00Z
     #[arg(long, value_name = "TIME")]
     due_at: Option<String>,
-    /// Never after this time
+    /// Do not send after this time [default: 30 days after it is due]
     #[arg(long, value_name = "TIME")]
     expires_at: Option<String>,
-    /// Where it comes from, as JSON: {"site": …, "instance": …, "script": …, "rule": …}
+    /// Where the notification comes from, as JSON: {"site": …, "instance": …, "script": …, "rule": …}
     #[arg(long)]
     source: Option<String>,
+    /// Id of the request or trace that caused the notification
     #[arg(long)]
     correlation_id: Option<String>,
+    /// The stream that the event belongs to
     #[arg(long)]
     topic: Option<String>,
+    /// Version of the payload's structure
     #[arg(long)]
     schema_version: Option<i32>,
-    /// The same key with other content is an error
+    /// Fail if the idempotency key was used before with other content
     #[arg(long)]
     strict: bool,
-    /// The whole notification as JSON instead: @FILE, - for stdin, or the text
+    /// The whole notification as JSON, instead of the options above; @FILE reads a file, - reads stdin
     #[arg(long, conflicts_with_all = ["payload", "to", "event_type"])]
     json: Option<String>,
-    /// Wait until it is sent or parked, and show it
+    /// Wait until the notification is sent or parked, then show it
     #[arg(long)]
     wait: bool,
-    /// How long to wait, in seconds
+    /// Longest wait of --wait, in seconds
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     timeout: u64,
 }
@@ -88,15 +97,20 @@ impl Enqueue {
         let json = self.json()?;
         // A tenant that is not a text is refused when the rest is read.
         let tenant = named_tenant(json.get()).ok().flatten().unwrap_or_else(|| "default".to_owned());
-        let store = super::store(settings).await?;
+        app::say_database(settings);
+        let store = app::store(settings).await?;
         let owner = Owner { id: store.tenant(&tenant).await?, name: &tenant };
         let note = notifications::read(&store, owner, json.get(), None).await.map_err(super::refused)?;
         if note.note().recipients.is_empty() {
-            say!("postcommit: no recipient is named: the notification will be parked");
+            say!("postcommit: the notification has no recipient and will be parked");
         }
         let (key, strict) = (note.note().idempotency_key.clone(), note.note().strict);
-        let gone =
-            || Failure::new(Exit::Failed, "the database did not say what became of it; repeat it under the same key");
+        let gone = || {
+            Failure::new(
+                Exit::Failed,
+                "the database did not confirm the notification; repeat the command with the same idempotency key",
+            )
+        };
         let accepted = store.accept(vec![note]).await.pop().ok_or_else(gone)?.map_err(super::refused)?;
         let Accepted { id, duplicate, conflict } = accepted;
         if conflict && strict {
@@ -104,7 +118,7 @@ impl Enqueue {
         }
         if owner.id.is_none() {
             // A misspelt name makes a tenant, too.
-            say!("postcommit: there was no tenant {tenant:?}: it was made, and has no providers of its own yet");
+            say!("postcommit: tenant {tenant:?} did not exist and was created; it has no providers yet");
         }
         say_seen(accepted, &key);
         if self.wait {
@@ -123,7 +137,7 @@ impl Enqueue {
         }
     }
 
-    /// The fields given, under the names of the contract.
+    /// The fields that were given on the command line, by their names in SQL and HTTP.
     fn document(&self) -> Result<BTreeMap<&'static str, Box<RawValue>>, Failure> {
         let recipients = self.to.iter().map(|text| recipient(text)).collect::<Result<Vec<_>, _>>()?;
         let text = |name, value: &Option<String>| value.as_ref().map(|value| raw(name, value)).transpose();
@@ -131,7 +145,7 @@ impl Enqueue {
         let fields = [
             ("event_type", text("event_type", &self.event_type)?),
             ("payload", json("--payload", &self.payload)?),
-            ("idempotency_key", text("--key", &self.key)?),
+            ("idempotency_key", text("--idempotency-key", &self.idempotency_key)?),
             ("tenant", text("--tenant", &self.tenant)?),
             ("entity", text("--entity", &self.entity)?),
             ("recipients", Some(raw("--to", &recipients)?)),
@@ -157,16 +171,16 @@ impl Enqueue {
 pub async fn wait(format: Format, store: &Store, id: Uuid, timeout: u64) -> CommandResult {
     let started = clock::monotonic();
     let mut look = tokio::time::interval(Duration::from_millis(100));
-    let mut status = String::from("pending");
-    while ["pending", "sending", "retrying"].contains(&status.as_str())
+    let mut state = String::from("pending");
+    while ["pending", "sending", "retrying"].contains(&state.as_str())
         && started.elapsed() < Duration::from_secs(timeout)
     {
         look.tick().await;
-        let gone = || Failure::new(Exit::NotFound, format!("notification {id} is gone"));
-        status = store.notification_row(id).await?.ok_or_else(gone)?.status;
+        let gone = || Failure::new(Exit::NotFound, format!("notification {id} no longer exists"));
+        state = store.notification_row(id).await?.ok_or_else(gone)?.state;
     }
     super::notifications::show(format, store, id).await?;
-    match status.as_str() {
+    match state.as_str() {
         "sent" | "delivered" => Ok(Exit::Ok),
         "pending" | "sending" | "retrying" => Err(Failure::new(
             Exit::Failed,
@@ -178,36 +192,23 @@ pub async fn wait(format: Format, store: &Store, id: Uuid, timeout: u64) -> Comm
 
 /// What an unfinished notification waits for.
 async fn why_not_yet(store: &Store, id: Uuid) -> Result<String, Failure> {
-    let now = store.now().await?;
-    let waiting = store
-        .delivery_rows(&DeliveryFilter::of_notification(id))
-        .await?
-        .rows
-        .into_iter()
-        .find(|d| d.next_attempt_at.is_some());
-    let Some(waiting) = waiting else { return Ok("it is being settled".into()) };
-    let lane = store.providers().await?.into_iter().find(|p| Some(&p.name) == waiting.provider.as_ref());
-    Ok(match (lane.and_then(|lane| lane.paused), waiting.next_attempt_at) {
-        (Some(why), _) => format!("its provider is paused: {why}"),
-        (None, Some(at)) if at > now => format!("it is {}, next at {at}", waiting.state),
-        _ if store.attendance().await?.workers == 0 => {
-            format!(
-                "it is {}, and no process delivers: start `postcommit serve` or `postcommit serve --role worker`",
-                waiting.state
-            )
-        }
-        _ => format!("it is {}, and its turn has not come; `postcommit doctor` looks for the cause", waiting.state),
-    })
+    let rows = store.delivery_rows(&DeliveryFilter::of_notification(id)).await?.rows;
+    let waiting = rows.into_iter().find_map(|row| Some((row.state, row.waits_for?)));
+    Ok(waiting.map_or_else(
+        || "its result is being written".to_owned(),
+        |(state, what)| format!("it is {state} and waits for {what}; `postcommit doctor` looks for the cause"),
+    ))
 }
 
 /// Tells a person that the key was used before.
 fn say_seen(accepted: Accepted, key: &str) {
     if accepted.conflict {
         say!(
-            "postcommit: key {key:?} was used before with other content; this one is not sent, the id is the first one's (--strict makes it an error)"
+            "postcommit: key {key:?} was used before with other content; this notification is not sent, and the id is \
+             that of the first one (--strict makes this an error)"
         );
     } else if accepted.duplicate {
-        say!("postcommit: key {key:?} was used before; the id is the first one's");
+        say!("postcommit: key {key:?} was used before; the id is that of the first notification");
     }
 }
 
@@ -235,10 +236,15 @@ pub fn read_text(text: &str) -> Result<String, String> {
     Ok(all)
 }
 
+/// A recipient of `--to`.
+pub fn recipient(text: &str) -> Result<Recipient, Failure> {
+    kind_and_value(text).map_err(|problem| Failure::new(Exit::Usage, format!("--to {text}: {problem}")))
+}
+
 /// `kind:value`; an address that can only be of one kind needs no kind.
-fn recipient(text: &str) -> Result<Recipient, Failure> {
+pub fn kind_and_value(text: &str) -> Result<Recipient, String> {
     let (kind, value) = text.split_once(':').unwrap_or(("", text));
-    let recipient = match kind {
+    match kind {
         "email" | "user" | "list" | "phone" | "slack" | "teams" | "webhook" => {
             Recipient::from_json(&json!({ kind: value }))
         }
@@ -250,6 +256,5 @@ fn recipient(text: &str) -> Result<Recipient, Failure> {
         _ if text.contains('@') => Ok(Recipient::email(text)),
         _ if text.starts_with('+') => Ok(Recipient::phone(text)),
         _ => Err("write email:…, phone:…, webhook:…, slack:…, teams:…, user:…, list:… or provider:NAME:ADDRESS".into()),
-    };
-    recipient.map_err(|problem| Failure::new(Exit::Usage, format!("--to {text}: {problem}")))
+    }
 }

@@ -11,6 +11,7 @@ use postcommit_engine::store::{Act, Job, SliceOutcome, Store};
 use serde_json::json;
 use uuid::Uuid;
 
+use super::IdArg;
 use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
 
@@ -21,28 +22,22 @@ const BAR: usize = 30;
 
 #[derive(Debug, Subcommand)]
 pub enum Jobs {
-    /// Newest first
+    /// List jobs, newest first
     List {
-        /// Only this tenant's [default: every tenant's]
+        /// Only jobs of this tenant [default: every tenant]
         #[arg(long)]
         tenant: Option<String>,
-        /// The page after this job
+        /// Show the page that follows this job
         #[arg(long, value_name = "ID", value_parser = super::id)]
         before: Option<Uuid>,
-        /// 1 to 200
+        /// Show at most this many jobs, 1 to 200
         #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
         limit: i64,
     },
-    /// The progress of one
-    Show {
-        #[arg(value_parser = super::id)]
-        id: Uuid,
-    },
-    /// Stop it after the slice that is under way; what was done stays done
-    Cancel {
-        #[arg(value_parser = super::id)]
-        id: Uuid,
-    },
+    /// Show the progress of one job
+    Show(IdArg),
+    /// Stop a job after its current batch; deliveries that it has changed stay changed
+    Cancel(IdArg),
 }
 
 impl Jobs {
@@ -54,18 +49,18 @@ impl Jobs {
                 output::list(format, &store.jobs(tenant, *before, *limit).await?, &COLUMNS);
                 Ok(Exit::Ok)
             }
-            Self::Show { id } => {
+            Self::Show(IdArg { id }) => {
                 print(format, &found(&store, *id).await?);
                 Ok(Exit::Ok)
             }
-            Self::Cancel { id } => {
+            Self::Cancel(IdArg { id }) => {
                 found(&store, *id).await?;
                 let was_open = store.cancel_job(None, *id).await?;
                 let job = found(&store, *id).await?;
                 if !was_open {
                     return Err(Failure::new(
                         Exit::Refused,
-                        format!("the job is {}: there is nothing left to end", job.state),
+                        format!("the job is already {} and cannot be cancelled", job.state),
                     ));
                 }
                 print(format, &job);
@@ -79,13 +74,14 @@ async fn found(store: &Store, id: Uuid) -> Result<Job, Failure> {
     store.job(None, id).await?.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no job {id}")))
 }
 
-const COLUMNS: [output::Column<Job>; 8] = [
+const COLUMNS: [output::Column<Job>; 9] = [
     ("id", |job| job.id.to_string()),
     ("asked", |job| output::seconds(job.asked_at)),
     ("tenant", |job| job.tenant_name.clone().unwrap_or_else(|| "(all)".into())),
     ("does", |job| job.kind.name().to_owned()),
     ("state", |job| job.state.clone()),
     ("done", progress),
+    ("left out", |job| job.left_out.to_string()),
     ("by", |job| job.asked_by.clone()),
     ("which", which),
 ];
@@ -96,7 +92,7 @@ fn progress(job: &Job) -> String {
 
 fn which(job: &Job) -> String {
     let told = output::pairs(&json!(job.filter));
-    let all = if job.kind == Act::Cancel { "all that waits" } else { "all that is parked" };
+    let all = if job.kind == Act::Cancel { "all waiting deliveries" } else { "all parked deliveries" };
     if told.is_empty() { all.into() } else { told }
 }
 
@@ -109,7 +105,11 @@ pub fn print(format: Format, job: &Job) {
             ("done", Some(progress(job))),
             (
                 "skipped",
-                (job.skipped > 0).then(|| format!("{}: another process or operator had moved them", job.skipped)),
+                (job.skipped > 0).then(|| format!("{}: another process or operator changed them before", job.skipped)),
+            ),
+            (
+                "left out",
+                (job.left_out > 0).then(|| format!("{}: they may have arrived; --unclear selects them", job.left_out)),
             ),
             ("pace", Some(format!("{} a second", job.pace_per_s))),
             ("asked", Some(format!("{} by {}", job.asked_at, job.asked_by))),
@@ -140,7 +140,10 @@ pub async fn follow(store: &Store, job: Job) -> Result<Job, Failure> {
                 tokio::time::sleep(due.clamp(Duration::from_millis(5), LOOK)).await;
             }
         }
-        now = store.job(None, id).await?.ok_or_else(|| Failure::new(Exit::NotFound, format!("job {id} is gone")))?;
+        now = store
+            .job(None, id)
+            .await?
+            .ok_or_else(|| Failure::new(Exit::NotFound, format!("job {id} no longer exists")))?;
     }
     Ok(now)
 }

@@ -18,27 +18,28 @@ pub const LINK_LASTS: Duration = Duration::from_secs(15 * 60);
 
 #[derive(Debug, Subcommand)]
 pub enum Keys {
-    /// Make a key; it is printed once
+    /// Create an API key and print it; it is not shown again
     Create(Create),
-    /// All of them, without their secrets
+    /// List API keys, newest first, without their secrets
     List {
-        /// Only this tenant's
+        /// Only keys of this tenant [default: every tenant]
         #[arg(long)]
         tenant: Option<String>,
-        /// Most keys, 1 to 200
+        /// Show at most this many keys, 1 to 200
         #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
         limit: i64,
     },
-    /// Revoke a key immediately and for good
+    /// Revoke an API key immediately and permanently
     Revoke {
-        /// Its public part, the middle of pc_<id>_<secret>; or the whole key
+        /// Id of the key, which is the middle part of pc_<id>_<secret>; or the whole key
         id: String,
     },
-    /// Print a link that signs in once, within 15 minutes
+    /// Print a sign-in link that works once, within 15 minutes
     LoginLink {
+        /// Tenant of the session
         #[arg(long, default_value = "default")]
         tenant: String,
-        /// Scopes of the session; repeatable, or with commas
+        /// Scope of the session; repeatable, or several with commas
         #[arg(long = "scope", value_name = "SCOPE", value_delimiter = ',', default_value = "ops")]
         scopes: Vec<String>,
     },
@@ -46,14 +47,16 @@ pub enum Keys {
 
 #[derive(Debug, Args)]
 pub struct Create {
-    /// What it is for
+    /// Name of the key, e.g. its purpose
     name: String,
+    /// Tenant of the key
     #[arg(long, default_value = "default")]
     tenant: String,
-    /// enqueue, read, operate, edit, admin (all of its tenant), ops (all tenants) or site; repeatable, or with commas
+    /// Scope of the key: enqueue, read, operate, edit, admin (all of its tenant), ops (all tenants) or site (no rights
+    /// yet); repeatable, or several with commas
     #[arg(long = "scope", value_name = "SCOPE", value_delimiter = ',', required = true)]
     scopes: Vec<String>,
-    /// When it expires, RFC 3339 [default: never]
+    /// When the key expires, RFC 3339 [default: never]
     #[arg(long, value_name = "TIME")]
     expires_at: Option<Timestamp>,
 }
@@ -64,11 +67,8 @@ impl Keys {
         match self {
             Self::Create(new) => new.run(format, &store).await,
             Self::List { tenant: named, limit } => {
-                let whose = match named {
-                    Some(name) => Some(known_tenant(&store, name).await?),
-                    None => None,
-                };
-                let keys = store.key_rows(&KeyFilter { tenant: whose, before: None, limit: *limit }).await?;
+                let tenant = super::tenant(&store, named.as_deref()).await?;
+                let keys = store.key_rows(&KeyFilter { tenant, before: None, limit: *limit }).await?;
                 output::list(format, &keys, &COLUMNS);
                 Ok(Exit::Ok)
             }
@@ -97,7 +97,7 @@ impl Create {
         let made = store.create_key(tenant, &draft).await.map_err(failure)?;
         // Printed to its one reader, on stdout alone.
         let token = made.token.reveal().to_owned();
-        say!("it is not shown again:");
+        say!("the key is not shown again:");
         output::one(format, &json!({"id": made.id, "token": token}), |_| token.clone());
         Ok(Exit::Ok)
     }

@@ -1,53 +1,92 @@
 //! `postcommit kpis`.
 
 use clap::{Args, ValueEnum};
-use postcommit_engine::store::{ClosedCount, Kpi, Kpis, Parked, SiteKpi};
+use postcommit_engine::store::{ClosedCount, Kpi, KpiGroup, KpiGrouping, Kpis, Parked};
 
 use crate::output::{self, CommandResult, Exit, Format};
 use crate::settings::Settings;
 
 #[derive(Debug, Args)]
 pub struct Show {
-    /// Also for each of these
+    /// Also show each group, the busiest first; error groups by the class of the last error and lists its codes
     #[arg(long, value_enum)]
-    by: Option<Grouping>,
-    /// Only of this tenant
+    by: Option<By>,
+    /// Count only this tenant [default: every tenant]
     #[arg(long)]
     tenant: Option<String>,
-    /// Over how many seconds delivered and failed are counted: 60 to 172800 [setting kpi.interval_s]
+    /// Count delivered, captured and failed over this many seconds before now: 60 to 172800 [default: the setting
+    /// kpi.interval_s]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(60..=172_800))]
-    interval: Option<u64>,
+    interval_s: Option<u64>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Grouping {
+#[derive(Debug, Clone, Copy, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum By {
+    Error,
+    Provider,
+    Channel,
+    EventType,
     Site,
+}
+
+impl From<By> for KpiGrouping {
+    fn from(by: By) -> Self {
+        match by {
+            By::Error => Self::Error,
+            By::Provider => Self::Provider,
+            By::Channel => Self::Channel,
+            By::EventType => Self::EventType,
+            By::Site => Self::Site,
+        }
+    }
 }
 
 impl Show {
     pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
-        let store = super::store(settings).await?;
+        let store = crate::app::store(settings).await?;
         let tenant = super::tenant(&store, self.tenant.as_deref()).await?;
-        let interval = self.interval.map_or(settings.kpi.interval(), std::time::Duration::from_secs);
-        let kpis = store.kpis(tenant, self.by == Some(Grouping::Site), settings.kpi.stuck_after(), interval).await?;
+        let interval = self.interval_s.map_or(settings.kpi.interval(), std::time::Duration::from_secs);
+        let kpis = store.kpis(tenant, self.by.map(Into::into), settings.kpi.stuck_after(), interval).await?;
         output::one(format, &kpis, text);
         Ok(Exit::Ok)
     }
 }
 
 fn text(kpis: &Kpis) -> String {
-    let all = SiteKpi { site: "all".into(), kpi: kpis.total.clone() };
-    let named = |one: &SiteKpi| SiteKpi {
-        site: if one.site.is_empty() { "(no site)".into() } else { one.site.clone() },
-        kpi: one.kpi.clone(),
+    let none = match kpis.by {
+        Some(KpiGrouping::Site) | None => "(no site)",
+        Some(KpiGrouping::Channel) => "(not expanded)",
+        Some(KpiGrouping::Provider) => "(not routed)",
+        Some(KpiGrouping::EventType) => "(not known)",
+        Some(KpiGrouping::Error) => "(no error)",
     };
-    let rows: Vec<SiteKpi> = std::iter::once(all).chain(kpis.sites.iter().map(named)).collect();
+    let all = KpiGroup { label: "all".into(), kpi: kpis.total.clone(), codes: vec![] };
+    let named = |one: &KpiGroup| KpiGroup {
+        label: if one.label.is_empty() { none.into() } else { one.label.clone() },
+        ..one.clone()
+    };
+    let rows: Vec<KpiGroup> = std::iter::once(all).chain(kpis.groups.iter().map(named)).collect();
     let (minutes, stuck) = (kpis.interval_s / 60, kpis.stuck_after_s);
     let legend = format!(
-        "delivered and failed: in the last {minutes} minutes; stuck: for longer than {stuck} s; oldest: seconds"
+        "delivered, captured and failed: in the last {minutes} minutes; stuck: first due more than {stuck} s ago; \
+         oldest: seconds since the oldest delivery was first due"
     );
     let shut = shut(&kpis.shut).map(|shut| format!("\n{shut}")).unwrap_or_default();
-    format!("{}\n\n{legend}{shut}", output::table(&rows, COLUMNS))
+    let mut columns: Vec<output::Column<KpiGroup>> =
+        vec![(kpis.by.map_or("site", KpiGrouping::name), |one| one.label.clone())];
+    columns.extend(COLUMNS);
+    if kpis.by == Some(KpiGrouping::Error) {
+        columns.push(("codes", codes));
+    }
+    format!("{}\n\n{legend}{shut}", output::table(&rows, &columns))
+}
+
+/// The codes of an error class: how many are live or parked with each.
+fn codes(one: &KpiGroup) -> String {
+    let told: Vec<String> =
+        one.codes.iter().map(|code| format!("{} {}", code.queue + code.parked, code.code)).collect();
+    told.join(", ")
 }
 
 /// How many lanes and hosts are paused or held.
@@ -55,6 +94,7 @@ fn shut(shut: &ClosedCount) -> Option<String> {
     let counts = [
         ("lanes paused", shut.lanes_paused),
         ("lanes held", shut.lanes_held),
+        ("lanes with secrets that cannot be decrypted", shut.lanes_unopened),
         ("hosts paused", shut.hosts_paused),
         ("hosts held", shut.hosts_held),
     ];
@@ -63,8 +103,7 @@ fn shut(shut: &ClosedCount) -> Option<String> {
     (!told.is_empty()).then(|| format!("{}; `postcommit providers show NAME` says why", told.join(", ")))
 }
 
-const COLUMNS: &[output::Column<SiteKpi>] = &[
-    ("site", |one| one.site.clone()),
+const COLUMNS: &[output::Column<KpiGroup>] = &[
     ("pending", |one| of(one, |kpi| kpi.queue.pending)),
     ("sending", |one| of(one, |kpi| kpi.queue.sending)),
     ("retrying", |one| of(one, |kpi| kpi.queue.retrying)),
@@ -72,6 +111,7 @@ const COLUMNS: &[output::Column<SiteKpi>] = &[
     ("stuck", |one| of(one, |kpi| kpi.stuck)),
     ("parked", |one| parked(&one.kpi.parked)),
     ("delivered", |one| of(one, |kpi| kpi.delivered)),
+    ("captured", |one| of(one, |kpi| kpi.captured)),
     ("failed", |one| of(one, |kpi| kpi.failed)),
     ("oldest", |one| of(one, |kpi| kpi.oldest_pending_s)),
 ];
@@ -89,6 +129,6 @@ fn parked(parked: &Parked) -> String {
     if told.is_empty() { "0".into() } else { format!("{} ({})", parked.total, told.join(", ")) }
 }
 
-fn of(one: &SiteKpi, number: fn(&Kpi) -> i64) -> String {
+fn of(one: &KpiGroup, number: fn(&Kpi) -> i64) -> String {
     number(&one.kpi).to_string()
 }

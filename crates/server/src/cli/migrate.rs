@@ -2,7 +2,6 @@
 
 use clap::Args;
 use postcommit_engine::db::{LATEST, Migration, MigrationPlan};
-use postcommit_engine::store::Store;
 
 use crate::app;
 use crate::output::{self, CommandResult, Exit, Failure, Format};
@@ -14,14 +13,15 @@ pub struct Migrate {
     /// Print the SQL that would be run, and run nothing
     #[arg(long)]
     dry_run: bool,
-    /// Also make PostgreSQL roles of this database for owner, producer, worker and reader, grant their rights, and
-    /// print their names
+    /// Also create this database's PostgreSQL roles (owner, producer, worker and reader), grant their rights, and print
+    /// their names and the grants. A login that owned the schema keeps its rights
     #[arg(long)]
     roles: bool,
 }
 
 impl Migrate {
     pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
+        app::say_database(settings);
         if self.dry_run && app::missing_file(settings).is_some() {
             return Ok(show(&MigrationPlan::fresh(), "sqlite"));
         }
@@ -32,7 +32,7 @@ impl Migrate {
                 "SQLite has no roles; --roles is for PostgreSQL. Nothing was changed",
             ));
         }
-        let store = Store::open(&settings.database.url).await?;
+        let store = settings.database.open().await?;
         if self.dry_run {
             return Ok(show(&store.db().migration_plan().await?, store.db().kind()));
         }
@@ -40,14 +40,18 @@ impl Migrate {
         let mut migrated = store.db().migrate().await?;
         let mut roles = vec![];
         if self.roles {
-            let (made, grants) = store.db().make_roles().await?;
-            roles = made;
-            migrated.grants.extend(grants);
+            let made = store.db().make_roles().await?;
+            roles = made.names;
+            migrated.granted.extend(made.granted);
+            migrated.grants.extend(made.grants);
         }
         let renewed = migrated.renewed.then(|| "functions".to_owned());
         let names: Vec<String> = migrated.applied.iter().map(Migration::label).chain(renewed).collect();
         let problem = store.db().check_isolation().await.err().map(|problem| problem.to_string());
-        let done = serde_json::json!({"from": before, "to": LATEST, "applied": names, "roles": roles, "grants": migrated.grants, "problem": problem});
+        let done = serde_json::json!({
+            "from": before, "to": LATEST, "applied": names, "roles": roles, "granted": migrated.granted,
+            "grants": migrated.grants, "problem": problem,
+        });
         output::one(format, &done, |_| {
             let roles = if roles.is_empty() {
                 String::new()
@@ -56,16 +60,21 @@ impl Migrate {
             };
             match names.len() {
                 0 if migrated.arranged && problem.is_none() => {
-                    format!("schema version {LATEST}: grants and policies were put in order{roles}")
+                    format!("schema version {LATEST}: grants and policies were corrected{roles}")
                 }
                 0 => format!("schema version {LATEST}: nothing to do{roles}"),
                 _ if before == LATEST => format!("schema version {LATEST}: applied {}{roles}", names.join(", ")),
                 _ => format!("schema version {before} → {LATEST}: applied {}{roles}", names.join(", ")),
             }
         });
+        migrated.granted.iter().for_each(|granted| say!("{granted}"));
+        if let Some(producer) = roles.get(1) {
+            say!("an application that only enqueues needs: GRANT {producer} TO its login");
+        }
         if !migrated.grants.is_empty() {
             say!(
-                "this database is a copy: members of the original's roles were not made members of its own. For those that need it, as an administrator:"
+                "this database is a copy and has roles of its own; members of the original's roles are not members of \
+                 them. To make them members, run as an administrator:"
             );
             migrated.grants.iter().for_each(|grant| say!("  {grant};"));
         }

@@ -1,68 +1,70 @@
 //! `postcommit notifications`.
 
-use std::collections::HashSet;
-
 use clap::{Args, Subcommand};
-use postcommit_channel::driver::{self, Destination};
-use postcommit_channel::model::{DeliveryState, Provider};
+use postcommit_channel::model::DeliveryState;
 use postcommit_engine::store::{
-    AttemptRow, AuditRow, DeliveryRow, NotificationDetails, NotificationFilter, NotificationRow, Position, Store,
+    AttemptRow, AuditRow, DeliveryRow, NotificationDetails, NotificationFilter, NotificationRow, Store,
 };
 use serde_json::json;
 use uuid::Uuid;
 
+use super::{AnyId, IdArg};
 use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
+use crate::telemetry::say;
 
 #[derive(Debug, Subcommand)]
 pub enum Notifications {
-    /// Newest first
+    /// List notifications, newest first
     List(List),
-    /// One with its deliveries and attempts
+    /// Show one notification with its deliveries and attempts, or one delivery if the id is a delivery's
     Show {
-        /// The notification's id
-        #[arg(value_parser = super::id)]
-        id: Uuid,
+        /// Id of a notification or of a delivery (NOTIFICATION.N)
+        #[arg(value_parser = super::any_id)]
+        id: AnyId,
     },
-    /// Cancel the deliveries of it that are not sent yet
-    Cancel {
-        /// The notification's id
-        #[arg(value_parser = super::id)]
-        id: Uuid,
-    },
+    /// Cancel the deliveries of a notification that are not sent yet
+    Cancel(IdArg),
 }
 
 #[derive(Debug, Args)]
 pub struct List {
+    /// Only notifications of this tenant [default: every tenant]
     #[arg(long)]
     tenant: Option<String>,
-    /// Its state, which is that of its least finished delivery
-    #[arg(long, value_parser = DeliveryState::ALL.map(DeliveryState::name))]
-    status: Option<String>,
+    /// Only notifications in this state; repeatable, or several with commas. A notification has the state of its least
+    /// finished delivery
+    #[arg(long = "state", value_name = "STATE", value_delimiter = ',',
+        value_parser = DeliveryState::ALL.map(DeliveryState::name))]
+    states: Vec<String>,
+    /// Only notifications of this event type
     #[arg(long)]
     event_type: Option<String>,
-    /// About this entity
+    /// Only notifications about this entity
     #[arg(long)]
     entity: Option<String>,
-    /// The one with this idempotency key
-    #[arg(long)]
-    key: Option<String>,
-    /// The page after this position; a notification's id is the position behind it
-    #[arg(long, value_name = "PLACE")]
-    before: Option<Position>,
-    /// 1 to 200
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
-    limit: i64,
+    /// Only notifications to exactly this user id or address; the form of `enqueue --to` is accepted, too: user:ID
+    #[arg(long, value_name = "ADDRESS", value_parser = super::address)]
+    recipient: Option<String>,
+    /// Only the notification with this idempotency key
+    #[arg(long, value_name = "KEY")]
+    idempotency_key: Option<String>,
+    #[command(flatten)]
+    page: super::PageArgs,
 }
 
 impl Notifications {
     pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let store = super::acting(settings).await?;
         match self {
-            Self::Show { id } => show(format, &store, *id).await,
-            Self::Cancel { id } => {
-                let (cancelled, under_way) = store.cancel_notification(None, *id).await?.ok_or_else(|| missing(*id))?;
-                taken_back(format, cancelled, under_way)
+            Self::Show { id } => id.show(format, &store, false).await,
+            Self::Cancel(IdArg { id }) => {
+                let counts = store.cancel_notification(None, *id).await?.ok_or_else(|| missing(*id))?;
+                if counts == (0, 0) {
+                    let state = store.notification_row(*id).await?.map_or_else(|| "gone".into(), |row| row.state);
+                    say!("postcommit: the notification is {state}; {ONLY_UNSENT}{}", discard_hint(&state, *id));
+                }
+                taken_back(format, counts)
             }
             Self::List(list) => list.run(format, &store).await,
         }
@@ -73,23 +75,17 @@ impl List {
     async fn run(&self, format: Format, store: &Store) -> CommandResult {
         let filter = NotificationFilter {
             tenant: super::tenant(store, self.tenant.as_deref()).await?,
-            status: self.status.clone(),
+            states: self.states.clone(),
             event_type: self.event_type.clone(),
             entity: self.entity.clone(),
-            idempotency_key: self.key.clone(),
-            before: self.before,
-            limit: self.limit,
+            recipient: self.recipient.clone(),
+            idempotency_key: self.idempotency_key.clone(),
+            before: self.page.before,
+            limit: self.page.limit,
             ..NotificationFilter::default()
         };
         let page = store.notification_rows(&filter).await?;
-        let tenant = super::tenant_column(store, filter.tenant).await?;
-        output::list(
-            format,
-            &page.rows,
-            &COLUMNS.into_iter().filter(|(name, _)| tenant || *name != "tenant").collect::<Vec<_>>(),
-        );
-        super::say_more(format, page.more);
-        Ok(Exit::Ok)
+        super::print_page(format, store, filter.tenant, page, &COLUMNS).await
     }
 }
 
@@ -97,7 +93,7 @@ const COLUMNS: [output::Column<NotificationRow>; 8] = [
     ("id", |r| r.id.to_string()),
     ("tenant", |r| r.tenant.clone()),
     ("created", |r| output::seconds(r.created_at)),
-    ("status", |r| r.status.clone()),
+    ("state", |r| if r.captured { format!("{} (captured)", r.state) } else { r.state.clone() }),
     ("event type", |r| r.event_type.clone()),
     ("entity", |r| or_dash(&r.entity)),
     ("attempts", |r| r.attempts.to_string()),
@@ -107,8 +103,7 @@ const COLUMNS: [output::Column<NotificationRow>; 8] = [
 /// Prints one notification with everything that happened to it.
 pub async fn show(format: Format, store: &Store, id: Uuid) -> CommandResult {
     let story = store.notification_details(None, id).await?.ok_or_else(|| missing(id))?;
-    let captured = captured(store, story.notification.tenant).await?;
-    output::one(format, &story, |story| text(story, &captured));
+    output::one(format, &story, text);
     Ok(Exit::Ok)
 }
 
@@ -116,18 +111,22 @@ fn missing(id: Uuid) -> Failure {
     Failure::new(Exit::NotFound, format!("there is no notification {id}"))
 }
 
-/// A tenant's providers that record messages and send nothing.
-pub(super) async fn captured(store: &Store, tenant: i32) -> Result<HashSet<String>, Failure> {
-    let providers = store.providers_of(tenant).await?;
-    let captures = |provider: &Provider| driver::destination(&provider.driver) == Destination::Record;
-    Ok(providers.into_iter().filter(captures).map(|provider| provider.name).collect())
+/// What is said of a message that a driver for development recorded.
+pub(super) const CAPTURED: &str = "captured, not sent";
+
+/// Why nothing was cancelled.
+pub(super) const ONLY_UNSENT: &str = "only deliveries that are not sent yet can be cancelled";
+
+fn discard_hint(state: &str, id: Uuid) -> String {
+    let discard = format!("; `postcommit deliveries discard --notification-id {id}` discards parked ones");
+    if state == "parked" { discard } else { String::new() }
 }
 
 /// The result of a cancellation. Nothing left to cancel is not a failure.
-pub(super) fn taken_back(format: Format, cancelled: i64, under_way: i64) -> CommandResult {
+pub(super) fn taken_back(format: Format, (cancelled, under_way): (i64, i64)) -> CommandResult {
     output::one(format, &json!({"cancelled": cancelled, "under_way": under_way}), |_| {
         let late = if under_way > 0 {
-            format!("; {under_way} under way, too late for this attempt, not tried again")
+            format!("; {under_way} are being sent: this attempt goes on, and they are not retried")
         } else {
             String::new()
         };
@@ -136,9 +135,9 @@ pub(super) fn taken_back(format: Format, cancelled: i64, under_way: i64) -> Comm
     Ok(Exit::Ok)
 }
 
-fn text(story: &NotificationDetails, captured: &HashSet<String>) -> String {
+fn text(story: &NotificationDetails) -> String {
     let note = &story.notification;
-    let mut lines = vec![format!("{}  {}", note.id, story.status)];
+    let mut lines = vec![format!("{}  {}", note.id, story.state)];
     let mut field = |name: &str, value: Option<String>| lines.extend(value.map(|value| format!("  {name:<12}{value}")));
     field("event type", Some(note.event_type.clone()));
     field("tenant", Some(note.tenant_name.clone()));
@@ -149,8 +148,11 @@ fn text(story: &NotificationDetails, captured: &HashSet<String>) -> String {
     field("enqueued", Some(note.created_at.to_string()));
     field("due", (note.due_at > note.created_at).then(|| note.due_at.to_string()));
     field("expires", Some(note.expires_at.to_string()));
+    field("last try", story.last_attempt_at.map(|at| at.to_string()));
+    field("sent", story.sent_at.map(|at| at.to_string()));
+    field("delivered", story.delivered_at.map(|at| at.to_string()));
     for delivery in &story.deliveries {
-        lines.push(line(delivery, captured));
+        lines.push(line(delivery));
         lines.extend(history(story, &delivery.id));
     }
     // Acts before it had deliveries, or on deliveries that no longer exist.
@@ -169,9 +171,9 @@ fn text(story: &NotificationDetails, captured: &HashSet<String>) -> String {
 /// The history of one delivery in order: attempts, and acts of operators.
 pub(super) fn history(story: &NotificationDetails, delivery: &str) -> Vec<String> {
     let attempts = story
-        .attempts
+        .attempt_log
         .iter()
-        .filter(|attempt| attempt.delivery == delivery)
+        .filter(|attempt| attempt.delivery_id == delivery)
         .map(|attempt| (attempt.at, attempt_line(attempt)));
     let acts = story.acts.iter().filter(|act| act.subject == delivery).map(|act| (act.at, act_line(act)));
     let mut all: Vec<_> = attempts.chain(acts).collect();
@@ -184,28 +186,27 @@ fn act_line(act: &AuditRow) -> String {
     format!("     - {}  {} by {}{by}", act.at, act.action.rsplit('.').next().unwrap_or(&act.action), act.actor)
 }
 
-/// The state of a delivery, its reason, and whether it was only recorded.
-pub(super) fn standing(d: &DeliveryRow, captured: &HashSet<String>) -> String {
-    let is_recorded = d.state == "sent" && d.provider.as_ref().is_some_and(|name| captured.contains(name));
-    let reason = d.reason.clone().or_else(|| is_recorded.then(|| "recorded, not sent".to_owned()));
-    format!("{}{}", d.state, reason.map(|reason| format!(" ({reason})")).unwrap_or_default())
+/// The state of a delivery, its reason, whether it was only captured, and whether a parked one may have arrived.
+pub(super) fn standing(d: &DeliveryRow) -> String {
+    let reason = d.reason.as_deref().or(d.captured.then_some(CAPTURED));
+    let maybe = if d.unclear && d.state == "parked" { ": it may have arrived" } else { "" };
+    format!("{}{}{maybe}", d.state, reason.map(|reason| format!(" ({reason})")).unwrap_or_default())
 }
 
-fn line(d: &DeliveryRow, captured: &HashSet<String>) -> String {
+fn line(d: &DeliveryRow) -> String {
+    let waits = d.waits_for.as_ref().map(|what| format!("  waits for {what}")).unwrap_or_default();
     if d.n == 0 && d.state == "pending" {
-        return "  .0 pending  not expanded yet".to_owned();
+        return format!("  .0 pending  not expanded yet{waits}");
     }
     let error = d
         .error_code
         .as_ref()
         .map(|code| format!("  {code}{}", d.last_error.as_ref().map(|e| format!(": {e}")).unwrap_or_default()))
         .unwrap_or_default();
-    let next = d.next_attempt_at.filter(|_| d.state == "retrying").map(|at| format!("  next {at}")).unwrap_or_default();
-    let maybe = if d.unclear && d.state == "parked" { "  it may have arrived" } else { "" };
     format!(
-        "  .{} {}  {} to {} by {}{next}{error}{maybe}",
+        "  .{} {}  {} to {} by {}{waits}{error}",
         d.n,
-        standing(d, captured),
+        standing(d),
         or_dash(&d.channel),
         or_dash(&d.target),
         or_dash(&d.provider)
@@ -218,9 +219,11 @@ fn attempt_line(a: &AttemptRow) -> String {
         .as_ref()
         .map(|code| format!("  {code}{}", a.detail.as_ref().map(|d| format!(": {d}")).unwrap_or_default()))
         .unwrap_or_default();
+    let class = a.error_class.as_ref().map(|class| format!(" [{class}]")).unwrap_or_default();
+    let captured = if a.captured { format!(" ({CAPTURED})") } else { String::new() };
     let reference = a.provider_ref.as_ref().map(|r| format!("  {r}")).unwrap_or_default();
     // The other side's answer matters when an attempt failed.
     let said =
         a.excerpt.as_ref().filter(|_| a.code.is_some()).map(|e| format!("\n       answer: {e}")).unwrap_or_default();
-    format!("     {} {}  {}  {} ms{reference}{error}{said}", a.seq, a.at, a.outcome, a.latency_ms)
+    format!("     {} {}  {}{captured}  {} ms{reference}{error}{class}{said}", a.seq, a.at, a.outcome, a.latency_ms)
 }

@@ -3,6 +3,8 @@
 mod shut;
 mod test;
 
+pub(super) use shut::retry_parked;
+
 use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand};
@@ -11,7 +13,7 @@ use postcommit_channel::driver::{self, Destination};
 use postcommit_channel::egress::Egress;
 use postcommit_channel::model::Provider;
 use postcommit_channel::secret::{KeySource, Secret, Secrets};
-use postcommit_engine::store::{ClosedHost, Store};
+use postcommit_engine::store::{ClosedHost, NotDecrypted, Store};
 use serde_json::{Map, Value, json};
 
 use super::enqueue::{parse, read_text};
@@ -27,51 +29,59 @@ const HOSTS_LISTED: i64 = 1000;
 
 #[derive(Debug, Subcommand)]
 pub enum Providers {
-    /// Configure a new provider
+    /// Create a provider
     Create(Description),
-    /// All of them
+    /// List providers
     List {
-        /// Only this tenant's [default: every tenant's]
+        /// Only providers of this tenant [default: every tenant]
         #[arg(long)]
         tenant: Option<String>,
     },
-    /// One, without its secrets
+    /// Show one provider, without its secrets
     Show {
+        /// Name of the provider
         name: String,
+        /// Tenant of the provider
         #[arg(long, default_value = "default")]
         tenant: String,
     },
-    /// Change what is given, keep the rest
+    /// Change the given options of a provider and keep the others
     Update(Description),
-    /// Pause its lane, or one host of it; what is enqueued waits
+    /// Pause a provider, or only one host that it sends to; its deliveries wait
     Pause {
+        /// Name of the provider
         name: String,
+        /// Tenant of the provider
         #[arg(long, default_value = "default")]
         tenant: String,
-        /// Only this host: a name or an address, with its port unless that is 443
+        /// Pause only this host: a name or an address, with the port unless it is 443
         #[arg(long, value_parser = driver::host_of)]
         host: Option<String>,
         /// The reason, shown to operators
         #[arg(long, default_value = "by hand")]
         reason: String,
     },
-    /// Resume its lane and all its hosts, whether paused or held
+    /// Resume a provider and all hosts that it sends to, whether paused or held
     Resume {
+        /// Name of the provider
         name: String,
+        /// Tenant of the provider
         #[arg(long, default_value = "default")]
         tenant: String,
-        /// Only this host: a name or an address, with its port unless that is 443
+        /// Resume only this host: a name or an address, with the port unless it is 443
         #[arg(long, value_parser = driver::host_of)]
         host: Option<String>,
     },
-    /// Send a test message immediately, past the queue; exits 1 when it was not sent
+    /// Send a test message immediately, without the queue; exits 1 if it was not sent
     Test(test::Test),
-    /// Remove a provider that no delivery waits for
+    /// Delete a provider; refused while deliveries wait for it
     Delete {
+        /// Name of the provider
         name: String,
+        /// Tenant of the provider
         #[arg(long, default_value = "default")]
         tenant: String,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(short, long)]
         yes: bool,
     },
@@ -79,47 +89,56 @@ pub enum Providers {
 
 #[derive(Debug, Args)]
 pub struct Description {
+    /// Name of the provider
     name: String,
+    /// Tenant of the provider
     #[arg(long, default_value = "default")]
     tenant: String,
-    #[arg(long, help = drivers())]
+    #[arg(long, help = format!("Driver of the provider: {}", drivers()))]
     driver: Option<String>,
-    /// The channel it serves; * is every channel [default: the driver's]
+    /// Channel that the provider serves; * is every channel [default: the driver's]
     #[arg(long)]
     channel: Option<String>,
-    /// A setting of the driver; the value is JSON or plain text; repeatable
+    /// Setting of the driver; the value is JSON or plain text; repeatable
     #[arg(long = "set", value_name = "NAME=VALUE")]
     settings: Vec<String>,
-    /// A secret of the driver; VALUE, @FILE, or - for stdin; repeatable
+    /// Secret of the driver; VALUE is the text, @FILE, or - for stdin; repeatable
     #[arg(long = "secret", value_name = "NAME=VALUE")]
     secrets: Vec<String>,
-    /// idempotent, at_most_once or at_least_once [default: the driver's]
+    /// What to do after a send with an unclear outcome: idempotent, at_most_once or at_least_once [default: the
+    /// driver's]
     #[arg(long)]
     guarantee: Option<String>,
-    /// doubling, marketplace, or JSON: {"name": "fixed", "interval_s": 60, "max_attempts": 5}
+    /// Retry policy: doubling, marketplace, standard_webhooks, or JSON such as
+    /// {"name": "fixed", "interval_s": 60, "max_attempts": 5} [default: the driver's]
     #[arg(long)]
     policy: Option<String>,
-    /// Concurrent sends, 1 to 1000 [default: 16]
+    /// Most concurrent sends per server process, 1 to 1000 [default: 16]
     #[arg(long)]
     concurrency: Option<i32>,
-    /// Sends per second, of all processes together, 0.001 to 10000 [default: no limit]
+    /// Send at most this many messages per second over this provider, from all processes together, 0.001 to 10000
+    /// [default: no limit]
     #[arg(long)]
     rate_per_s: Option<f64>,
-    /// Sends allowed together after a pause, 1 to 10000 [default: what fits one second]
+    /// Send at most this many messages together after a quiet time, 1 to 10000 [default: the rate of one second]
     #[arg(long)]
     burst: Option<i32>,
-    /// Remove rate and burst
+    /// Remove the rate limit, both --rate-per-s and --burst
     #[arg(long, conflicts_with_all = ["rate_per_s", "burst"])]
     no_rate: bool,
-    /// Longest time one send may take, 100 to 300000 [default: 30000]
+    /// Longest time that one send may take, in milliseconds, 100 to 300000 [default: 15000]
     #[arg(long)]
     timeout_ms: Option<i32>,
-    /// A disabled provider takes no new deliveries [default: true]
+    /// Whether the provider takes new deliveries [default: true]
     #[arg(long, value_name = "BOOL")]
     enabled: Option<bool>,
-    /// Whether it serves recipients that name no provider [default: true when its channel has no default yet]
-    #[arg(long = "default", value_name = "BOOL")]
+    /// Whether the provider serves recipients that name no provider [default: true if its channel has no default yet]
+    #[arg(long, value_name = "BOOL")]
     is_default: Option<bool>,
+    /// Only if the key that encrypted the installation's secrets is lost: encrypt with the key of this host, or with a
+    /// new one. Afterwards set the secrets of every other provider again
+    #[arg(long)]
+    new_secrets_key: bool,
 }
 
 impl Providers {
@@ -134,21 +153,25 @@ impl Providers {
                 let (tenant, provider) = find(&store, tenant, name).await?;
                 let hosts = store.closed_hosts(Some(tenant), Some(provider.id), HOSTS_SHOWN).await?;
                 let provider = held_now(provider, store.now().await?);
-                output::one(format, &shown(&provider, &store.tenants().await?, &hosts), text);
+                let closed = Closed { hosts, unopened: store.unopened(Some(tenant)).await? };
+                output::one(format, &shown(&provider, &store.tenants().await?, &closed), text);
                 Ok(Exit::Ok)
             }
             Self::Pause { name, tenant, reason, host } => {
                 let provider = find(&store, tenant, name).await?.1;
                 say(format, name, &shut::pause(&store, &provider, host.as_deref(), reason).await?)
             }
-            Self::Resume { name, tenant, host } => {
-                let (tenant, provider) = find(&store, tenant, name).await?;
+            Self::Resume { name, tenant: tenant_name, host } => {
+                let (tenant, provider) = find(&store, tenant_name, name).await?;
                 match host {
                     Some(host) => shut::resume_host(&store, tenant, &provider, host)
                         .await
                         .and_then(|result| say(format, name, &result)),
-                    None if store.resume_lane(provider.id).await? => say(format, name, "resumed"),
-                    None => say(format, name, "was neither paused nor held"),
+                    None => {
+                        let was_closed = store.resume_lane(provider.id).await?;
+                        shut::say_parked(&store, &provider, tenant_name).await?;
+                        say(format, name, if was_closed { "resumed" } else { "was neither paused nor held" })
+                    }
                 }
             }
             Self::Delete { name, tenant, yes } => {
@@ -158,7 +181,7 @@ impl Providers {
                     super::confirm(&format!("provider {name} will be deleted; {left}"), "")?;
                 }
                 let (keys, egress) = (app::keys(settings), egress(settings)?);
-                workshop(&store, &keys, &egress).delete(tenant, name).await?;
+                workshop(&store, &keys, &egress, false).delete(tenant, name).await?;
                 say!("postcommit: {left}");
                 say(format, name, "deleted")
             }
@@ -168,16 +191,17 @@ impl Providers {
 
 impl Description {
     async fn create(&self, format: Format, settings: &Settings, store: &Store) -> CommandResult {
-        let driver = self.driver.as_deref().ok_or_else(|| usage(format!("--driver is needed: {}", drivers())))?;
+        let driver = self.driver.as_deref().ok_or_else(|| usage(format!("--driver is missing; give {}", drivers())))?;
         // An unknown driver makes no tenant.
         driver::kind(driver).map_err(usage)?;
         let tenant = store.tenant_or_new(&self.tenant).await?;
         let (keys, egress) = (app::keys(settings), egress(settings)?);
-        let made = workshop(store, &keys, &egress).create(tenant, &self.name, driver, self.change()?).await?;
+        let workshop = workshop(store, &keys, &egress, self.new_secrets_key);
+        let made = workshop.create(tenant, &self.name, driver, self.change()?).await?;
         // Printed once.
         let made = made.map(|secret| secret.reveal().to_owned());
         if let (Some(secret), Format::Text) = (&made, format) {
-            say!("receivers verify with this secret; it is not shown again:\n  {secret}");
+            say!("receivers verify the signature with this secret; it is not shown again:\n  {secret}");
         }
         let mut result = json!({"provider": self.name, "result": "created"});
         if let Some(secret) = made {
@@ -193,8 +217,9 @@ impl Description {
             return Err(usage("--driver: cannot be changed; create another provider"));
         }
         let (keys, egress) = (app::keys(settings), egress(settings)?);
-        let changed = workshop(store, &keys, &egress).update(tenant, &self.name, None, &self.change()?).await?;
-        say(format, &self.name, if changed { "updated" } else { "is so already" })
+        let workshop = workshop(store, &keys, &egress, self.new_secrets_key);
+        let changed = workshop.update(tenant, &self.name, None, &self.change()?).await?;
+        say(format, &self.name, if changed { "updated" } else { "already has these values" })
     }
 
     /// The change by the options.
@@ -239,12 +264,12 @@ impl Description {
     }
 }
 
-fn egress(settings: &Settings) -> Result<Egress, Failure> {
+pub fn egress(settings: &Settings) -> Result<Egress, Failure> {
     Egress::new(&settings.egress).map_err(|e| usage(e.to_string()))
 }
 
-fn workshop<'a>(store: &'a Store, keys: &'a KeySource, egress: &'a Egress) -> Workshop<'a> {
-    Workshop { store, keys, egress, is_local: true }
+fn workshop<'a>(store: &'a Store, keys: &'a KeySource, egress: &'a Egress, new_key: bool) -> Workshop<'a> {
+    Workshop { store, installation: store.clone(), keys, egress, is_local: true, new_key }
 }
 
 /// The names of all drivers, as a sentence lists them.
@@ -271,16 +296,9 @@ impl From<ProviderError> for Failure {
 }
 
 async fn find(store: &Store, tenant: &str, name: &str) -> Result<(i32, Provider), Failure> {
-    let id = store
-        .tenant(tenant)
-        .await?
-        .ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no tenant {tenant:?}")))?;
-    let provider = store.provider(id, name).await?.ok_or_else(|| unknown(name))?;
+    let id = super::known_tenant(store, tenant).await?;
+    let provider = store.provider(id, name).await?.ok_or_else(|| ProviderError::Unknown(name.to_owned()))?;
     Ok((id, provider))
-}
-
-fn unknown(name: &str) -> Failure {
-    Failure::new(Exit::NotFound, format!("there is no provider {name:?}"))
 }
 
 fn usage(problem: impl Into<String>) -> Failure {
@@ -292,10 +310,17 @@ fn say(format: Format, name: &str, result: &str) -> CommandResult {
     Ok(Exit::Ok)
 }
 
+/// What closes lanes beside a pause or a hold of the whole lane.
+struct Closed {
+    hosts: Vec<ClosedHost>,
+    unopened: BTreeMap<i32, NotDecrypted>,
+}
+
 /// A provider as it may be shown: with its tenant's name, without its secrets.
-fn shown(provider: &Provider, tenants: &BTreeMap<i32, String>, hosts: &[ClosedHost]) -> Value {
+fn shown(provider: &Provider, tenants: &BTreeMap<i32, String>, closed: &Closed) -> Value {
     let mut value = json!(provider);
-    value["hosts"] = json!(hosts.iter().filter(|host| host.lane == provider.id).collect::<Vec<_>>());
+    value["unopened"] = json!(closed.unopened.get(&provider.id).map(|not| &not.reason));
+    value["hosts"] = json!(closed.hosts.iter().filter(|host| host.lane == provider.id).collect::<Vec<_>>());
     value["tenant"] = json!(tenants.get(&provider.tenant));
     value["secrets"] = json!(provider.secrets.is_some());
     value["burst"] = json!(provider.rate().map(|rate| rate.burst));
@@ -305,20 +330,23 @@ fn shown(provider: &Provider, tenants: &BTreeMap<i32, String>, hosts: &[ClosedHo
 /// Which provider takes over its channel.
 fn after(gone: &Provider, all: &[Provider]) -> String {
     if !(gone.is_default && gone.enabled) {
-        return format!("what names it from then on is parked; the channel {} does not depend on it", gone.channel);
+        return format!(
+            "notifications that name it are then parked; the channel {} does not depend on it",
+            gone.channel
+        );
     }
     let serving =
         |channel: &str| all.iter().find(|p| p.name != gone.name && p.is_default && p.enabled && p.channel == channel);
     let note = |next: &Provider| match driver::destination(&next.driver) {
-        Destination::Record => ", which records and sends nothing",
+        Destination::Record => ", which only records messages and sends nothing",
         _ => "",
     };
     match serving(&gone.channel).or_else(|| serving("*")) {
-        Some(next) => format!("the channel {} then goes to {}{}", gone.channel, next.name, note(next)),
+        Some(next) => format!("the channel {} is then served by {}{}", gone.channel, next.name, note(next)),
         None if gone.channel == "*" => {
-            "nothing then serves a channel without a default of its own: what comes for one is parked".into()
+            "channels without a default provider of their own then have no provider: their deliveries are parked".into()
         }
-        None => format!("nothing then serves the channel {}: what comes for it is parked", gone.channel),
+        None => format!("the channel {} then has no provider: its deliveries are parked", gone.channel),
     }
 }
 
@@ -337,7 +365,7 @@ fn text(provider: &Value) -> String {
         ("channel", word(&provider["channel"])),
         ("driver", word(&provider["driver"])),
         ("default", word(&provider["is_default"])),
-        ("held until", word(&provider["not_before"])),
+        ("held until", word(&provider["held_until"])),
         ("guarantee", word(&provider["guarantee"])),
         ("policy", pairs("policy").or_else(|| word(&provider["policy"]))),
         ("concurrency", word(&provider["concurrency"])),
@@ -356,11 +384,12 @@ fn text(provider: &Value) -> String {
 }
 
 fn lane(provider: &Value) -> String {
-    match (provider["paused"].as_str(), provider["suspended"] == true, provider["enabled"] == true) {
-        (Some(why), ..) => format!("paused: {why}"),
-        (None, true, _) => "tenant suspended".to_owned(),
-        (None, false, false) => "disabled".to_owned(),
-        (None, false, true) => "open".to_owned(),
+    match (provider["paused"].as_str(), provider["unopened"].as_str()) {
+        (Some(why), _) => format!("paused: {why}"),
+        (None, _) if provider["suspended"] == true => "tenant suspended".to_owned(),
+        (None, Some(why)) => format!("closed: its secrets cannot be decrypted: {why}"),
+        (None, None) if provider["enabled"] == false => "disabled".to_owned(),
+        (None, None) => "open".to_owned(),
     }
 }
 
@@ -370,8 +399,9 @@ async fn list(format: Format, store: &Store, only: Option<i32>) -> CommandResult
         Some(tenant) => store.providers_of(tenant).await?,
         None => store.providers().await?,
     };
-    let hosts = store.closed_hosts(only, None, HOSTS_LISTED).await?;
-    let rows: Vec<Value> = providers.into_iter().map(|p| shown(&held_now(p, now), &tenants, &hosts)).collect();
+    let (hosts, unopened) = (store.closed_hosts(only, None, HOSTS_LISTED).await?, store.unopened(only).await?);
+    let closed = Closed { hosts, unopened };
+    let rows: Vec<Value> = providers.into_iter().map(|p| shown(&held_now(p, now), &tenants, &closed)).collect();
     let columns: [output::Column<Value>; 10] = [
         ("tenant", |p| plain(&p["tenant"])),
         ("name", |p| plain(&p["name"])),
@@ -384,7 +414,7 @@ async fn list(format: Format, store: &Store, only: Option<i32>) -> CommandResult
             (Some(per_s), Some(burst)) => format!("{per_s}/s, burst {burst}"),
             _ => "-".to_owned(),
         }),
-        ("held until", |p| plain(&p["not_before"])),
+        ("held until", |p| plain(&p["held_until"])),
         ("hosts", |p| shut::summary(&p["hosts"])),
     ];
     output::list(format, &rows, &columns);
@@ -393,7 +423,7 @@ async fn list(format: Format, store: &Store, only: Option<i32>) -> CommandResult
 
 /// A hold that has ended is not shown.
 fn held_now(provider: Provider, now: Timestamp) -> Provider {
-    Provider { not_before: provider.not_before.filter(|until| *until > now), ..provider }
+    Provider { held_until: provider.held_until.filter(|until| *until > now), ..provider }
 }
 
 fn plain(value: &Value) -> String {

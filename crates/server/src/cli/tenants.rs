@@ -10,30 +10,38 @@ use crate::settings::Settings;
 
 #[derive(Debug, Subcommand)]
 pub enum Tenants {
-    /// Make a tenant
-    Create { name: String },
-    /// By name
+    /// Create a tenant
+    Create {
+        /// Name of the tenant, 1 to 63 letters, digits, _, - or .
+        name: String,
+    },
+    /// List tenants by name
     List {
-        /// Only those after this name
+        /// Show the page that follows this name
         #[arg(long)]
         after: Option<String>,
-        /// Most tenants, 1 to 200
+        /// Show at most this many tenants, 1 to 200
         #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
         limit: i64,
     },
-    /// Send nothing of it; what waits stays
+    /// Suspend a tenant: nothing of it is sent, and its deliveries wait
     Suspend {
+        /// Name of the tenant
         name: String,
         /// The reason, shown to operators
         #[arg(long)]
         reason: String,
     },
     /// Resume a suspended tenant
-    Resume { name: String },
-    /// Change its share when several tenants have deliveries due
-    Update {
+    Resume {
+        /// Name of the tenant
         name: String,
-        /// 1 to 100; weight 3 gets three times as many deliveries as weight 1, while both have some waiting
+    },
+    /// Change a tenant's weight: its share of the sends while several tenants have due deliveries
+    Update {
+        /// Name of the tenant
+        name: String,
+        /// Weight, 1 to 100; weight 3 gets three times as many sends as weight 1 while both have due deliveries
         #[arg(long, value_parser = clap::value_parser!(i32).range(1..=i64::from(MAX_WEIGHT)))]
         weight: i32,
     },

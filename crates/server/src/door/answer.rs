@@ -1,5 +1,5 @@
-//! From a request that hyper has read to the answer: the client, the handler in its own task, and the headers of
-//! every answer.
+//! Turns a request that hyper has read into its answer. Finds the client, runs the handler in its own task, and adds
+//! the headers that every answer has.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -32,7 +32,7 @@ pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 const REQUEST_ID_CHARS: usize = 64;
 const POLICY: HeaderValue = HeaderValue::from_static("default-src 'self'; frame-ancestors 'none'; base-uri 'none'");
 
-/// The service behind the door: an [`axum::Router`], or another service that answers requests.
+/// The service that answers the requests: an [`axum::Router`] or any other tower service of this shape.
 pub trait Serves:
     Service<Request<Body>, Response = Response<AnswerBody>, Error = Infallible, Future: Send>
     + Clone
@@ -50,12 +50,12 @@ impl<S> Serves for S where
 {
 }
 
-/// An extension of every request: its id in the log and in the answer's `X-Request-Id`.
+/// An extension of every request. It is the request's id in the log and in the answer's `X-Request-Id` header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestId(pub String);
 
-/// An extension of every request: whether its client still waits for the answer. A handler is never cancelled, but it
-/// may skip work that it has not begun.
+/// An extension of every request. It tells whether the client still waits for the answer. A handler is never cancelled,
+/// but it may skip work that it has not begun.
 #[derive(Debug, Clone)]
 pub struct Waits(Weak<()>);
 
@@ -65,11 +65,11 @@ impl Waits {
     }
 }
 
-/// The route that the router took, noted for the log: a path may hold secrets.
+/// The route that the router matched. The log shows the route and not the path, because a path may hold secrets.
 #[derive(Clone, Default)]
 struct RouteNote(Arc<OnceLock<String>>);
 
-/// Lets the door log the routes of `router`. Call it after the last route is added.
+/// Makes the routes of `router` appear in the request log. Call it after the last route is added.
 pub fn named_routes(router: Router) -> Router {
     router.route_layer(from_fn(async |request: RouterRequest, next: Next| {
         if let (Some(note), Some(path)) =
@@ -81,7 +81,7 @@ pub fn named_routes(router: Router) -> Router {
     }))
 }
 
-/// One connection, as its requests see it.
+/// The state of one connection that its requests need.
 pub struct Visit<S> {
     pub service: S,
     pub settings: Arc<ServerSettings>,
@@ -89,11 +89,10 @@ pub struct Visit<S> {
     pub exchange: Arc<Exchange>,
     pub peer: IpAddr,
     pub by_tls: bool,
-    /// Released when the last request is answered, even if its connection ended before.
+    /// Released after the last request is answered, even if the connection was closed before.
     pub _slot: Slot,
 }
 
-/// The log line of a request.
 struct RequestLog {
     began: Instant,
     method: Option<Method>,
@@ -103,11 +102,11 @@ struct RequestLog {
 }
 
 impl<S: Serves> Visit<S> {
-    /// Answers one request in its own task: a client that hangs up must neither cancel a database call nor suppress
-    /// the log line. An error is an answer, too.
+    /// Answers one request in its own task. A client that disconnects must neither cancel a database call nor suppress
+    /// the log line. A failed request gets an answer, too, so this function returns no error.
     pub async fn answer(self: Arc<Self>, mut request: Request<Incoming>) -> Result<Response<Outgoing>, Infallible> {
         let exchange = self.exchange.clone();
-        // Hyper drops this future when the client hangs up.
+        // Hyper drops this future when the client disconnects, and `waits` with it.
         let waits = Arc::new(());
         request.extensions_mut().insert(Waits(Arc::downgrade(&waits)));
         let response = tokio::spawn(self.respond(request)).await.unwrap_or_else(|_| DoorRefusal::failed().response());
@@ -146,16 +145,18 @@ impl<S: Serves> Visit<S> {
         let trouble = Trouble::default();
         let request = request.map(|body| Body::new(body, self.settings.clone(), trouble.clone()));
         let span = tracing::info_span!("request", id = %id.0);
-        // A panic ends this request alone.
+        // A panic of the handler ends only this request.
         match AssertUnwindSafe(self.service.clone().oneshot(request)).catch_unwind().instrument(span).await {
             Ok(Ok(response)) => match trouble.get() {
-                // The door knows better than the handler why the body could not be read.
+                // The handler only knows that reading the body failed. `trouble` has the reason, so its refusal
+                // replaces the answer.
                 Some(refusal) if !response.status().is_success() => refusal.response(),
                 _ => response,
             },
             Ok(Err(never)) => match never {},
             Err(_) => {
-                tracing::error!(request = %id.0, "a handler panicked");
+                tracing::error!(request = %id.0, "the handler of a request panicked; the request is answered with \
+                    status 500");
                 DoorRefusal::failed().response()
             }
         }
@@ -163,7 +164,7 @@ impl<S: Serves> Visit<S> {
 }
 
 impl RequestId {
-    /// The request id of the caller if it is plain and short, otherwise a new one.
+    /// The request id that the caller sent if it is short and of safe characters, otherwise a new one.
     fn of(headers: &HeaderMap) -> Self {
         let plain = |text: &&str| {
             (1..=REQUEST_ID_CHARS).contains(&text.len())
@@ -178,7 +179,7 @@ impl RequestId {
     }
 }
 
-/// The headers of every answer.
+/// Adds the headers that every answer has.
 fn dress(response: &mut Response<AnswerBody>, id: &RequestId) {
     let headers = response.headers_mut();
     if let Ok(id) = HeaderValue::from_str(&id.0) {

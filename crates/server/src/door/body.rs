@@ -1,4 +1,5 @@
-//! Bodies: a request's, limited in size and pace; a response's, whose end frees the connection for the next request.
+//! Bodies of requests and responses. A request's body is limited in size and speed. The end of a response's body lets
+//! the connection read its next request.
 
 use std::fmt;
 use std::pin::Pin;
@@ -15,20 +16,20 @@ use super::checked_stream::Exchange;
 use super::refusal::DoorRefusal;
 use super::settings::ServerSettings;
 
-/// A request's body. It fails when it is too large, too slow or broken. The door then answers with the reason,
-/// whatever the handler returns.
+/// The body of a request. Reading it fails if it is too large, too slow or malformed. If the handler then returns an
+/// unsuccessful answer, the server replaces that answer with the reason.
 pub struct Body {
     inner: Incoming,
     settings: Arc<ServerSettings>,
     read: u64,
-    /// The time spent waiting for the client. Time in which the handler asked for no data is not counted.
+    /// The time spent waiting for the client. Time in which the handler did not ask for data is not counted.
     waited: Duration,
     since: Option<Instant>,
     patience: Option<Pin<Box<Sleep>>>,
     trouble: Trouble,
 }
 
-/// Why the body failed, for the door to read after the handler has ended.
+/// Why reading the body failed. It is read after the handler has ended.
 pub(super) type Trouble = Arc<OnceLock<DoorRefusal>>;
 
 /// Why a body could not be read to its end.
@@ -65,8 +66,8 @@ impl Body {
         Poll::Ready(Some(Ok(frame)))
     }
 
-    /// The time allowed so far: the grace, plus the time that the bytes received justify at the lowest pace, up to
-    /// the deadline.
+    /// How long the body may have kept us waiting so far. It is the grace period plus the time that the received bytes
+    /// take at the lowest allowed speed, and never more than the deadline.
     fn budget(&self) -> Duration {
         let settings = &self.settings;
         let earned = self.read.saturating_mul(1000) / settings.body_bytes_per_s;
@@ -111,7 +112,7 @@ impl HttpBody for Body {
     }
 }
 
-/// A response's body. When it ends, the connection reads the next request.
+/// The body of a response. When it ends, the connection reads the next request.
 pub(super) struct Outgoing {
     inner: axum::body::Body,
     exchange: Arc<Exchange>,

@@ -1,9 +1,8 @@
-//! The stream between the socket and hyper. It hands on a head only when the head is complete and was checked. The
-//! deadlines run here, because only here is known what is waited for: the next request, the rest of a head, or a
-//! client that does not read.
-//!
-//! A refused head is replaced by [`STAND_IN`], so that the refusal is answered like a request: in order, flushed,
-//! logged, closed.
+//! The stream between the socket and hyper. It passes a request head to hyper only after the head is complete and was
+//! checked. The deadlines are enforced here, because only this stream knows which event is awaited: the next request,
+//! the rest of a head, or a client that does not read its answer.
+//! A refused head is replaced by [`STAND_IN`]. The refusal is then answered like any request: in order, flushed and
+//! logged. Its answer closes the connection.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -24,19 +23,19 @@ use super::head::{self, HeadSearch};
 use super::refusal::DoorRefusal;
 use super::settings::ServerSettings;
 
-/// The head that hyper reads in place of a refused one.
+/// The request head that hyper reads in place of a refused one.
 const STAND_IN: &[u8] = b"GET /refused HTTP/1.1\r\nhost: refused\r\nconnection: close\r\n\r\n";
-/// How long a refused client may go on sending before the connection is cut. Closing with unread bytes would discard
-/// our answer.
+/// How long the stream reads and discards the bytes that a client still sends at the end of a connection. Closing a
+/// socket with unread bytes would discard our answer.
 const LINGER: Duration = Duration::from_secs(2);
 const READ_BYTES: usize = 8 * 1024;
 
-/// The request under way on one connection; shared by the stream and the service.
+/// The state of the current request on one connection. The stream and the service share it.
 #[derive(Default)]
 pub struct Exchange {
-    /// A request was handed on and is not fully answered.
+    /// A request was passed to hyper and is not fully answered.
     busy: AtomicBool,
-    /// The connection takes no further request.
+    /// The connection accepts no further request.
     closing: AtomicBool,
     refusal: Mutex<Option<DoorRefusal>>,
     reader: AtomicWaker,
@@ -48,19 +47,19 @@ impl Exchange {
         self.busy.store(true, Ordering::SeqCst);
     }
 
-    /// The request under way is answered.
+    /// Marks the current request as answered and lets the stream read the next one.
     pub fn end(&self) {
         self.busy.store(false, Ordering::SeqCst);
         self.reader.wake();
     }
 
-    /// Closes the connection: now if it is idle, otherwise after its request.
+    /// Closes the connection: immediately if it is idle, otherwise after its current request.
     pub fn close(&self) {
         self.closing.store(true, Ordering::SeqCst);
         self.reader.wake();
     }
 
-    /// Why the request was refused, if it is the stand-in.
+    /// Takes the reason if hyper was given [`STAND_IN`] in place of a refused request. Otherwise returns `None`.
     pub fn refusal(&self) -> Option<DoorRefusal> {
         self.refusal.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -68,13 +67,13 @@ impl Exchange {
 
 enum ReadState {
     Head,
-    /// The bytes of a head that are left to hand on, and the framing of its body.
+    /// How many bytes of the head are not yet passed to hyper, and the framing of the body.
     Request(usize, Framing),
-    /// The bytes of the stand-in that are left; nothing follows.
+    /// How many bytes of [`STAND_IN`] are not yet passed to hyper. Nothing is read after them.
     Refused(usize),
 }
 
-/// What the deadline is for.
+/// The event that the read deadline applies to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Deadline {
     NextRequest,
@@ -85,15 +84,15 @@ pub struct CheckedStream<S> {
     inner: S,
     exchange: Arc<Exchange>,
     settings: Arc<ServerSettings>,
-    /// Bytes read and not handed on yet.
+    /// Bytes that were read from the socket and not yet passed to hyper.
     buffer: BytesMut,
-    /// How many of them were searched for the end of a head.
+    /// How many bytes of the buffer were already searched for the end of a head.
     seen: usize,
     reading: ReadState,
     waiting: Option<Deadline>,
     clock: Pin<Box<Sleep>>,
     is_first: bool,
-    /// Runs while the client reads nothing.
+    /// The write deadline. It runs while the client accepts no bytes.
     stalled: Option<Pin<Box<Sleep>>>,
     linger: Option<Pin<Box<Sleep>>>,
 }
@@ -115,7 +114,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
         }
     }
 
-    /// Reads more into the buffer; 0 is the end of the stream.
+    /// Reads from the socket into the buffer. Returns 0 at the end of the stream.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let mut chunk = [const { MaybeUninit::uninit() }; READ_BYTES];
         let mut read = ReadBuf::uninit(&mut chunk);
@@ -124,12 +123,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
         Poll::Ready(Ok(read.filled().len()))
     }
 
-    /// Waits for the next head; false at the end of the stream.
+    /// Waits for the next request head. Returns false at the end of the stream.
     fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         loop {
             self.exchange.reader.register(cx.waker());
             if self.exchange.busy.load(Ordering::SeqCst) {
-                // Keep reading: the end of the stream tells hyper that the client has left.
+                // Keep reading during a request: the end of the stream tells hyper that the client has disconnected.
                 if !self.buffer.is_empty() {
                     return Poll::Pending;
                 }
@@ -160,15 +159,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
         }
     }
 
-    /// Whether the buffer holds a head, or a refused one, which its stand-in replaces.
+    /// Whether the buffer holds a complete head. A head that is refused counts as well, and its stand-in replaces it.
     fn look(&mut self) -> bool {
-        // Some clients end a body with a superfluous empty line.
+        // Some clients send a superfluous empty line after a body.
         while self.buffer.starts_with(b"\r\n") {
             self.buffer.advance(2);
             self.seen = 0;
         }
         if self.buffer.is_empty() {
-            // An idle connection keeps no memory.
+            // Drop the allocation, so that an idle connection keeps no buffer.
             self.buffer = BytesMut::new();
             return false;
         }
@@ -195,7 +194,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
         self.reading = ReadState::Refused(STAND_IN.len());
     }
 
-    /// The deadline of a head runs from its first byte; that of the first head from the start of the connection.
+    /// Starts the read deadline. A head's deadline runs from its first byte. The first head's deadline runs from the
+    /// start of the connection.
     fn start_clock(&mut self) {
         let waiting = if self.buffer.is_empty() && !self.is_first { Deadline::NextRequest } else { Deadline::Head };
         if self.waiting != Some(waiting) {
@@ -206,7 +206,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
         }
     }
 
-    /// Hands on at most `most` bytes.
+    /// Copies at most `most` bytes of the buffer to `out` and returns how many.
     fn hand_on(&mut self, most: usize, out: &mut ReadBuf<'_>) -> usize {
         let length = most.min(out.remaining()).min(self.buffer.len());
         out.put_slice(&self.buffer[..length]);
@@ -219,17 +219,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
         let room = out.remaining().min(self.buffer.len());
         let length = body
             .take(&self.buffer[..room])
-            .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the chunks are malformed"))?;
+            .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the chunks of the body are malformed"))?;
         self.hand_on(length, out);
         Ok(())
     }
 
-    /// Ends a connection whose client reads nothing.
+    /// Returns an error once the client has accepted no bytes for the write deadline.
     fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         let deadline = self.settings.write_deadline();
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(deadline)));
         ready!(stalled.as_mut().poll(cx));
-        Poll::Ready(io::Error::new(io::ErrorKind::TimedOut, "the client reads nothing"))
+        Poll::Ready(io::Error::new(io::ErrorKind::TimedOut, "the client did not read its answer in time"))
     }
 
     fn unless_stalled<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -249,7 +249,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
             }
     }
 
-    /// Reads and discards what the client still sends, for a while.
+    /// Reads and discards the bytes that the client still sends, for at most [`LINGER`].
     fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let linger = self.linger.get_or_insert_with(|| Box::pin(sleep(LINGER)));
         if linger.as_mut().poll(cx).is_ready() {
@@ -275,7 +275,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for CheckedStream<S> {
                         return Poll::Ready(Ok(()));
                     }
                 }
-                // The answer is being written, and hyper will close.
+                // Hyper is writing the refusal and then closes the connection.
                 ReadState::Refused(0) => return Poll::Pending,
                 ReadState::Refused(left) | ReadState::Request(left @ 1.., _) => {
                     let most = *left;

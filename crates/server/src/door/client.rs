@@ -1,4 +1,4 @@
-//! The client of a request. Headers about it count only when a trusted proxy wrote them.
+//! The address of a request's client. The `X-Forwarded-*` headers count only if a trusted proxy sent them.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,18 +8,19 @@ use ipnet::IpNet;
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// An extension of every request: where it came from.
+/// An extension of every request: the address of its client and whether it used TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Client {
     pub address: IpAddr,
-    /// Whether it came by TLS, to us or to a trusted proxy.
+    /// Whether the request came over TLS, either to this server or to a trusted proxy.
     #[cfg_attr(not(test), allow(dead_code, reason = "cookies will ask"))]
     pub secure: bool,
 }
 
 impl Client {
-    /// `peer` holds the connection. Behind trusted proxies the client is the rightmost address that is not a proxy's:
-    /// the client itself may have written those to its left.
+    /// `peer` is the address at the other end of the connection. Behind trusted proxies, the client is the rightmost
+    /// entry of `X-Forwarded-For` that is not a trusted proxy. Entries to its left cannot be believed, because the
+    /// client may have written them.
     pub fn of(peer: IpAddr, by_tls: bool, headers: &HeaderMap, trusted: &[IpNet]) -> Self {
         if !is_trusted(peer, trusted) {
             return Self { address: peer, secure: by_tls };
@@ -41,13 +42,13 @@ pub fn is_trusted(address: IpAddr, trusted: &[IpNet]) -> bool {
     trusted.iter().any(|net| net.contains(&address))
 }
 
-/// The entries of a list that may span several header fields.
+/// The entries of a comma-separated list. The list may span several header fields.
 fn entries(headers: &HeaderMap, name: impl AsHeaderName) -> Vec<&str> {
-    // An unreadable entry must not be skipped.
+    // An unreadable entry becomes "?", so that the caller stops there and does not skip it.
     headers.get_all(name).iter().flat_map(|value| value.to_str().unwrap_or("?").split(',')).map(str::trim).collect()
 }
 
-/// Some proxies add the port.
+/// Parses an address. A port is ignored, because some proxies add one.
 fn parse(entry: &str) -> Option<IpAddr> {
     let bare = entry.trim_start_matches('[').trim_end_matches(']');
     let address = bare.parse().or_else(|_| entry.parse::<SocketAddr>().map(|with_port| with_port.ip()));

@@ -1,5 +1,5 @@
-//! How many connections may be open concurrently: in all, and from one address, so that one client cannot block the
-//! others.
+//! Limits how many connections may be open concurrently, in total and from one address. The limit per address keeps one
+//! client from taking all connections.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use super::refusal::DoorRefusal;
 
-/// How often a log line reports refused connections.
+/// The shortest time between two log lines about refused connections.
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
 pub struct ConnectionLimit {
@@ -26,13 +26,13 @@ pub struct ConnectionLimit {
 #[derive(Default)]
 struct OpenConnections {
     inside: usize,
-    /// Connections that are counted by address.
+    /// The number of open connections per address. Connections from trusted proxies are not in it.
     by_address: HashMap<IpAddr, usize>,
     refused: u64,
     said: Option<Instant>,
 }
 
-/// The right to one connection; returned when dropped.
+/// The right to have one connection open. Dropping it gives the right back.
 pub struct Slot {
     limit: Arc<ConnectionLimit>,
     address: Option<IpAddr>,
@@ -43,7 +43,8 @@ impl ConnectionLimit {
         Arc::new(Self { connections, per_address, state: Mutex::default(), left: Notify::new(), metrics })
     }
 
-    /// A slot, or why there is none. Proxies carry many clients and are not counted by address.
+    /// Takes a place for one more connection, or returns why it is refused. Trusted proxies are exempt from the limit
+    /// per address, because one proxy carries many clients.
     pub fn enter(self: &Arc<Self>, peer: IpAddr, is_proxy: bool) -> Result<Slot, DoorRefusal> {
         let address = (!is_proxy).then(|| holder(peer));
         let mut state = self.state();
@@ -59,7 +60,7 @@ impl ConnectionLimit {
             if *held >= self.per_address {
                 let limit = self.per_address;
                 return Err(state.refuse(DoorRefusal::full(
-                    format!("{limit} connections from this address are open, which is the limit"),
+                    format!("{limit} connections from this address are open, which is the limit; close one first"),
                     limit,
                 )));
             }
@@ -93,13 +94,18 @@ impl ConnectionLimit {
 }
 
 impl OpenConnections {
-    /// Counts a refusal, and logs now and then: a log line for each would multiply an attack.
+    /// Counts a refusal and logs at most one line per [`SAY_EVERY`]. A line for every refusal would let an attacker
+    /// flood the log.
     fn refuse(&mut self, refusal: DoorRefusal) -> DoorRefusal {
         self.refused += 1;
         let now = clock::monotonic();
         if self.said.is_none_or(|said| now - said >= SAY_EVERY) {
             self.said = Some(now);
-            tracing::warn!(refused = self.refused, reason = refusal.detail(), "connections are turned away");
+            tracing::warn!(
+                refused = self.refused,
+                reason = refusal.detail(),
+                "connections are refused, because a limit is reached"
+            );
         }
         refusal
     }
@@ -123,7 +129,8 @@ impl Drop for Slot {
     }
 }
 
-/// The owner of one IPv6 address has all 2⁶⁴ of its network.
+/// The address that a client is counted under. An IPv6 client usually controls a whole /64 network, so its address is
+/// reduced to that network.
 pub fn holder(peer: IpAddr) -> IpAddr {
     match peer {
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),

@@ -1,25 +1,26 @@
-//! Where a request's body ends, so that the next head can be checked. It decodes nothing; hyper does. It accepts less
-//! than hyper, and hyper reads that the same way: sizes without signs and spaces, lines that end in CR LF.
+//! Finds where a request's body ends, so that the next head can be checked. It decodes nothing; hyper decodes the body.
+//! It is stricter than hyper, and both agree on every body that it accepts: sizes must have no signs or spaces, and
+//! lines must end in CR LF.
 
-/// Most bytes of a chunk's size line, or of all trailers.
+/// The most bytes that the size line of a chunk may have. All trailers together have the same limit.
 const LINE_BYTES: usize = 1024;
 
-/// What is left of a body.
+/// The rest of a body that has not been read yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Framing {
-    /// This many bytes; 0 is the end.
+    /// The body ends after this many bytes. 0 means that it has ended.
     Length(u64),
     Chunked(Chunk),
 }
 
-/// The position within the chunks.
+/// The position within a chunked body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Chunk {
-    /// In a size line; this is the line so far.
+    /// Inside the size line of a chunk. Holds the part of the line that was read.
     Size(Vec<u8>),
-    /// This many bytes before the next size line, CR LF included.
+    /// Inside the data of a chunk. Holds how many bytes are left until the next size line, including CR LF.
     Data(u64),
-    /// After the last chunk: the trailers so far.
+    /// After the last chunk. Holds the part of the trailers that was read.
     Trailers(Vec<u8>),
 }
 
@@ -36,7 +37,7 @@ impl Framing {
         matches!(self, Self::Length(0))
     }
 
-    /// How many of `bytes` belong to the body.
+    /// Returns how many of `bytes` belong to the body, and advances the position by them.
     pub fn take(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
         let mut taken = 0;
         while taken < bytes.len() && !self.is_over() {
@@ -82,7 +83,7 @@ fn pass(left: &mut u64, bytes: &[u8]) -> usize {
     passed
 }
 
-/// Extends `line` up to the next LF.
+/// Appends `bytes` to `line` up to and including the next LF. Returns how many bytes were taken.
 fn read_line(line: &mut Vec<u8>, bytes: &[u8]) -> Result<usize, Malformed> {
     let end = bytes.iter().position(|b| *b == b'\n').map_or(bytes.len(), |at| at + 1);
     line.extend_from_slice(&bytes[..end]);
@@ -90,7 +91,7 @@ fn read_line(line: &mut Vec<u8>, bytes: &[u8]) -> Result<usize, Malformed> {
     if line.len() > LINE_BYTES || ends_badly { Err(Malformed) } else { Ok(end) }
 }
 
-/// At most 15 hexadecimal digits, then an optional extension.
+/// Parses the size line of a chunk: at most 15 hexadecimal digits and an optional extension.
 fn size_of(line: &[u8]) -> Result<u64, Malformed> {
     let text = std::str::from_utf8(&line[..line.len() - 2]).map_err(|_| Malformed)?;
     let (size, extension) = text.split_once(';').unwrap_or((text, ""));

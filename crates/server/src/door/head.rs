@@ -1,33 +1,33 @@
-//! The head of a request, checked before hyper sees it. Hyper accepts what a proxy in front may read differently: a
-//! length given twice, a length beside chunks, a line that ends in LF alone. Two readings of the same bytes allow
-//! request smuggling, so such a head is refused.
+//! Checks the head of a request before hyper sees it. Hyper accepts heads that a proxy in front of this server may read
+//! differently: two lengths, a length together with chunks, or a line that ends in LF alone. If two programs read the
+//! same bytes differently, requests can be smuggled. Such a head is refused.
 
 use super::framing::Framing;
 use super::refusal::DoorRefusal;
 
-/// Most bytes of a head, from the request line to the last empty line.
+/// The most bytes that a head may have, from the request line to the empty line at its end.
 pub const HEAD_BYTES: usize = 32 * 1024;
-/// Most header fields; also hyper's limit.
+/// The most header fields that a request may have. Hyper has the same limit.
 pub const HEADER_FIELDS: usize = 100;
 const METHOD_BYTES: usize = 16;
-/// The next segment of these paths is a name that applications choose; it may hold an encoded slash or backslash. The
-/// router splits a path before it decodes it, so an encoded one stays within its segment. A proxy that decodes it
-/// first finds no route, or one that needs the same rights.
-const NAMED_BY_OTHERS: [&str; 2] = ["/v1/entities/", "/v1/inbox/"];
+/// The segment after each of these prefixes is a name that applications choose. It may hold an encoded slash or
+/// backslash. The router splits a path before it decodes it, so an encoded slash stays within its segment. If a proxy
+/// decodes the slash first, the path matches no route or a route that needs the same rights.
+const NAMED_BY_OTHERS: [&str; 5] = ["/v1/entities/", "/v1/event-types/", "/v1/inbox/", "/v1/lists/", "/v1/users/"];
 
-/// The result of the search for a head.
+/// The result of searching for a head.
 #[derive(Debug, PartialEq, Eq)]
 pub enum HeadSearch {
-    /// The head is not complete.
+    /// The head is not complete yet.
     Unfinished,
-    /// The head ends after this many bytes; its body follows.
+    /// The head has this many bytes. The framing describes the body after it.
     Head(usize, Framing),
     Refused(DoorRefusal),
 }
 
-/// Searches the beginning of `bytes` for a head; `seen` of them were searched before.
+/// Looks for a complete head at the beginning of `bytes`. The first `seen` bytes were searched by an earlier call.
 pub fn find(bytes: &[u8], seen: usize, body_limit: u64) -> HeadSearch {
-    // Two bytes back, so that an end that arrived in parts is found.
+    // Step back, because the four bytes that end a head may have arrived in parts.
     let from = seen.saturating_sub(3);
     if let Some(refusal) = stray_line_end(bytes, from) {
         return HeadSearch::Refused(refusal);
@@ -43,7 +43,7 @@ pub fn find(bytes: &[u8], seen: usize, body_limit: u64) -> HeadSearch {
     }
 }
 
-/// Checks the head alone: a body may hold any byte.
+/// Finds a CR or LF that is not part of a CR LF. It checks only the head, because a body may hold any byte.
 fn stray_line_end(bytes: &[u8], from: usize) -> Option<DoorRefusal> {
     for at in from..bytes.len() {
         match bytes[at] {
@@ -51,7 +51,7 @@ fn stray_line_end(bytes: &[u8], from: usize) -> Option<DoorRefusal> {
                 return Some(DoorRefusal::bad("a line of the header does not end in CR LF"));
             }
             b'\r' if bytes.get(at + 1).is_some_and(|next| *next != b'\n') => {
-                return Some(DoorRefusal::bad("there is a stray CR in the header"));
+                return Some(DoorRefusal::bad("the header contains a CR without a LF"));
             }
             b'\n' if at >= 3 && &bytes[at - 3..=at] == b"\r\n\r\n" => return None,
             _ => {}
@@ -69,7 +69,7 @@ fn check(head: &[u8], body_limit: u64) -> Result<Framing, DoorRefusal> {
         Err(problem) => return Err(DoorRefusal::bad(format!("the header cannot be read: {problem}"))),
     }
     if request.method.is_none_or(|method| method.len() > METHOD_BYTES) {
-        return Err(DoorRefusal::bad(format!("a method has {METHOD_BYTES} letters at most")));
+        return Err(DoorRefusal::bad(format!("the method is too long; at most {METHOD_BYTES} letters are allowed")));
     }
     check_target(request.path.unwrap_or_default())?;
     let is_1_1 = request.version == Some(1);
@@ -100,7 +100,7 @@ fn framing(fields: &[httparse::Header<'_>], is_1_1: bool) -> Result<Framing, Doo
         ([], []) => Ok(Framing::Length(0)),
         ([length], []) => content_length(length),
         ([], [encoding]) if is_1_1 && encoding.eq_ignore_ascii_case(b"chunked") => Ok(Framing::chunked()),
-        ([], [_]) if is_1_1 => Err(DoorRefusal::bad("Transfer-Encoding: only chunked is understood")),
+        ([], [_]) if is_1_1 => Err(DoorRefusal::bad("Transfer-Encoding: only chunked is supported")),
         ([], [_]) => Err(DoorRefusal::bad("HTTP/1.0 has no Transfer-Encoding")),
         ([], _) => Err(DoorRefusal::bad("the header has more than one Transfer-Encoding")),
         (_, []) => Err(DoorRefusal::bad("the header has more than one Content-Length")),
@@ -109,25 +109,25 @@ fn framing(fields: &[httparse::Header<'_>], is_1_1: bool) -> Result<Framing, Doo
 }
 
 fn content_length(value: &[u8]) -> Result<Framing, DoorRefusal> {
-    // Digits alone: Rust's parser takes a sign, too.
+    // Accept only digits: Rust's parser would also accept a sign.
     let digits =
         std::str::from_utf8(value).ok().filter(|text| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()));
     let Some(digits) = digits else { return Err(DoorRefusal::bad("Content-Length is not a number")) };
-    // A number that does not fit is too large for any limit.
+    // A number that does not fit into a u64 exceeds every limit.
     Ok(Framing::Length(digits.parse().unwrap_or(u64::MAX)))
 }
 
-/// A path must have one spelling. One that a proxy may normalise, and then route differently, is refused.
+/// Refuses a path that a proxy may normalise and then route differently.
 fn check_target(target: &str) -> Result<(), DoorRefusal> {
     if !target.starts_with('/') {
-        return Err(DoorRefusal::bad("the target must be a path that begins with /"));
+        return Err(DoorRefusal::bad("the request target must be a path that begins with /"));
     }
     if target.bytes().any(|b| !b.is_ascii_graphic() || b == b'#' || b == b'\\') {
-        return Err(DoorRefusal::bad("the target holds a character that must be percent-encoded"));
+        return Err(DoorRefusal::bad("the request target contains a character that must be percent-encoded"));
     }
     let path = target.split('?').next().unwrap_or_default();
     if path.contains("//") {
-        return Err(DoorRefusal::bad("the path holds an empty segment"));
+        return Err(DoorRefusal::bad("the path contains an empty segment"));
     }
     let is_named_by_others = NAMED_BY_OTHERS.iter().any(|prefix| path.starts_with(prefix));
     path.split('/')
@@ -139,18 +139,18 @@ fn check_segment(segment: &str, is_named_by_others: bool) -> Result<(), DoorRefu
     for (at, _) in segment.match_indices('%') {
         let code = segment.get(at + 1..at + 3).and_then(|hex| u8::from_str_radix(hex, 16).ok());
         match code {
-            None => return Err(DoorRefusal::bad("the path holds a % that encodes nothing")),
-            Some(0..0x20 | 0x7f) => return Err(DoorRefusal::bad("the path holds an encoded control character")),
+            None => return Err(DoorRefusal::bad("the path contains a % without two hexadecimal digits after it")),
+            Some(0..0x20 | 0x7f) => return Err(DoorRefusal::bad("the path contains an encoded control character")),
             Some(b'/' | b'\\') if is_named_by_others => {}
             Some(b'/' | b'\\' | b'.') => {
-                return Err(DoorRefusal::bad("the path holds an encoded slash, backslash or dot"));
+                return Err(DoorRefusal::bad("the path contains an encoded slash, backslash or dot"));
             }
             Some(_) => {}
         }
     }
-    // Also after decoding, as a proxy may see it.
+    // Check for dot segments after decoding as well, because a proxy may decode the path.
     if segment.to_ascii_uppercase().replace("%5C", "%2F").split("%2F").any(|part| part == "." || part == "..") {
-        return Err(DoorRefusal::bad("the path holds a . or .. segment"));
+        return Err(DoorRefusal::bad("the path contains a . or .. segment"));
     }
     Ok(())
 }
@@ -273,6 +273,9 @@ mod tests {
             "/v1/entities/%2frooms%2f7/cancel",
             "/v1/inbox/CORP%5Calice/stream",
             "/v1/entities/a%5c7/cancel",
+            "/v1/users/a%2Fb/preferences",
+            "/v1/lists/night%2Fday/members",
+            "/v1/event-types/a%2Fb",
         ] {
             assert!(
                 matches!(found(&format!("GET {target} HTTP/1.1\r\nhost: h\r\n\r\n")), HeadSearch::Head(..)),

@@ -1,11 +1,12 @@
-//! Answers of the door itself: `application/problem+json`, as for every refusal.
+//! Answers of the server to requests that it refuses before a handler sees them. They are `application/problem+json`,
+//! like all errors.
 
 use std::borrow::Cow;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 
-/// The slugs of `type`, which are part of the contract, and the status of each.
+/// The last part of each problem's `type` and its status. Clients may rely on both.
 const BAD_REQUEST: (&str, u16) = ("bad-request", 400);
 const TOO_SLOW: (&str, u16) = ("too-slow", 408);
 const BODY_TOO_LARGE: (&str, u16) = ("body-too-large", 413);
@@ -13,7 +14,8 @@ const HEADER_TOO_LARGE: (&str, u16) = ("header-too-large", 431);
 const FAILED: (&str, u16) = ("internal", 500);
 const TOO_MANY: (&str, u16) = ("too-many-connections", 503);
 
-/// Why the door refused a request, before its handler or in place of its answer.
+/// Why the server refused a request. The answer is sent instead of calling the handler, or replaces the handler's
+/// answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DoorRefusal {
     kind: (&'static str, u16),
@@ -23,21 +25,27 @@ pub struct DoorRefusal {
 }
 
 impl DoorRefusal {
-    /// It is not valid HTTP.
+    /// The request is not valid HTTP.
     pub fn bad(detail: impl Into<Cow<'static, str>>) -> Self {
         Self { kind: BAD_REQUEST, title: "The request is malformed", detail: detail.into(), limit: None }
     }
 
     pub fn slow_header(limit_ms: u64) -> Self {
         let detail = format!("the request's header must be complete within {limit_ms} ms");
-        Self { kind: TOO_SLOW, title: "The request came too slowly", detail: detail.into(), limit: Some(limit_ms) }
+        Self { kind: TOO_SLOW, title: "The request was sent too slowly", detail: detail.into(), limit: Some(limit_ms) }
     }
 
     pub fn slow_body(bytes_per_s: u64) -> Self {
         let detail = format!(
-            "the request's body must come at {bytes_per_s} bytes a second or faster, and within server.body_deadline_ms"
+            "the request's body must be sent at {bytes_per_s} bytes per second or faster, and within \
+             server.body_deadline_ms"
         );
-        Self { kind: TOO_SLOW, title: "The request came too slowly", detail: detail.into(), limit: Some(bytes_per_s) }
+        Self {
+            kind: TOO_SLOW,
+            title: "The request was sent too slowly",
+            detail: detail.into(),
+            limit: Some(bytes_per_s),
+        }
     }
 
     pub fn large_body(limit: u64) -> Self {
@@ -65,10 +73,12 @@ impl DoorRefusal {
         }
     }
 
-    /// The handler panicked; the log has the message.
+    /// The handler panicked. The log has the message.
     pub fn failed() -> Self {
-        let detail = "this request failed inside the server; its log has the reason under the request id".into();
-        Self { kind: FAILED, title: "Something went wrong here", detail, limit: None }
+        let detail =
+            "the request failed because of an error in the server; the server's log has details under the request id"
+                .into();
+        Self { kind: FAILED, title: "Internal error", detail, limit: None }
     }
 
     pub fn full(detail: String, limit: usize) -> Self {
@@ -95,8 +105,8 @@ impl DoorRefusal {
         problem.to_string()
     }
 
-    /// The answer. Except after a panic the connection is closed: the start of the next request is not known, or not
-    /// worth waiting for.
+    /// The answer to the client. It closes the connection, because the next request's start is unknown or not worth
+    /// waiting for. Only the answer to a panic leaves the connection open.
     pub fn response(&self) -> Response<Body> {
         let mut response = Response::new(Body::from(self.json()));
         *response.status_mut() = self.status();

@@ -1,4 +1,4 @@
-//! `[server]`: the address, the limits and the deadlines of the door.
+//! The `[server]` section of the settings: the address to listen on, the limits and the deadlines.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::Deserialize;
 
-/// `[server]`; `default.toml` describes each setting and its range.
+/// The `[server]` section. `default.toml` describes each setting and its range.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServerSettings {
     pub listen: String,
     pub allow_public: bool,
-    /// Empty: no TLS.
+    /// If this is empty, TLS is off.
     pub tls_certificate: String,
     pub tls_key: String,
     pub trusted_proxies: Vec<IpNet>,
@@ -29,20 +29,19 @@ pub struct ServerSettings {
 }
 
 impl ServerSettings {
-    /// The URL for a browser on this machine.
+    /// The URL to open in a browser on this machine.
     pub fn url(&self) -> String {
         format!("http{}://{}", if self.tls_certificate.is_empty() { "" } else { "s" }, self.listen)
     }
 
-    /// Whether only this machine can connect, and no proxy is configured.
+    /// Whether only this machine can connect and no proxy is configured.
     pub fn is_loopback(&self) -> bool {
         self.listen.parse().is_ok_and(|listen: SocketAddr| listen.ip().is_loopback()) && self.trusted_proxies.is_empty()
     }
 
     /// Checks the range of each setting.
-    ///
     /// # Errors
-    /// With the setting's name and what is allowed.
+    /// The name of the first setting that is out of range, and the range.
     pub fn validate(&self) -> Result<(), String> {
         self.validate_place()?;
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
@@ -61,7 +60,7 @@ impl ServerSettings {
                 return Err(format!("server.{name}: is {value}; {low} to {high} are allowed"));
             }
         }
-        // A stream holds a connection for hours: streams must not use all of them.
+        // A stream holds its connection for hours. Streams must leave connections for other requests.
         if self.streams >= self.connections {
             return Err(format!(
                 "server.streams: is {}; fewer than server.connections ({}) are allowed",

@@ -1,5 +1,5 @@
-//! Answers that last for hours. They have a limit of their own, below that of connections, and end when the server
-//! stops.
+//! Answers that stay open for hours, such as event streams. Their limit is lower than that of connections. They end
+//! when the server stops.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +12,7 @@ use postcommit_engine::dispatch::Stop;
 use postcommit_engine::metrics::Metrics;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-/// An extension of every request: the way to an answer that lasts.
+/// An extension of every request. A handler uses it to open a streaming answer.
 #[derive(Clone)]
 pub struct Streams {
     places: Arc<Semaphore>,
@@ -22,25 +22,25 @@ pub struct Streams {
     metrics: Metrics,
 }
 
-/// Open streams by tenant.
 type OpenByTenant = Arc<Mutex<HashMap<i32, usize>>>;
 
-/// Why no further stream may open.
+/// Why no further stream may be opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamsFull {
-    /// `server.streams` are open.
+    /// As many streams are open as `server.streams` allows.
     ForAll,
-    /// The tenant has its share of this many; other tenants may still open streams.
+    /// This tenant has opened as many streams as one tenant may; the number is that limit. Other tenants may still open
+    /// streams.
     ForTenant(usize),
 }
 
-/// The right to one stream; returned when dropped.
+/// The right to have one stream open. Dropping it gives the right back.
 pub struct LongAnswer {
     place: (OwnedSemaphorePermit, OpenStream),
     stop: watch::Receiver<Stop>,
 }
 
-/// Counts as open until it is dropped.
+/// An open stream in the count of its tenant. Dropping it removes it from the count.
 struct OpenStream {
     tenant: i32,
     held: OpenByTenant,
@@ -71,7 +71,7 @@ impl Streams {
         }
     }
 
-    /// A place, unless all are taken, or half of them by that tenant.
+    /// Opens a stream for `tenant`. Fails if all streams are in use or this tenant already uses half of them.
     pub fn begin(&self, tenant: i32) -> Result<LongAnswer, StreamsFull> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         if held.get(&tenant).is_some_and(|count| *count >= self.share) {
@@ -87,7 +87,8 @@ impl Streams {
 }
 
 impl LongAnswer {
-    /// A body that ends with `frames`, or when the server stops; then `farewell` tells the client how to come back.
+    /// A body that ends with `frames` or when the server stops. Its last bytes are `farewell`, which tells the client
+    /// how to reconnect.
     pub fn body_ending_with<E: Into<BoxError> + Send + 'static>(
         self,
         frames: impl Stream<Item = Result<Bytes, E>> + Send + 'static,

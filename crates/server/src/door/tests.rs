@@ -1,4 +1,4 @@
-//! The door over real sockets, before routes that misbehave as the product's own never should.
+//! Tests of the server over real sockets. Their routes misbehave on purpose: they panic, block or never end.
 
 use postcommit_engine::metrics::Metrics;
 use std::convert::Infallible;
@@ -16,7 +16,7 @@ use tokio::sync::{Notify, mpsc};
 
 use super::*;
 
-/// How long anything may take. Reaching it means the test failed.
+/// How long any step may take. A step that takes longer fails the test.
 const GUARD: Duration = Duration::from_secs(60);
 
 fn settings() -> ServerSettings {
@@ -26,7 +26,7 @@ fn settings() -> ServerSettings {
     settings
 }
 
-/// What the routes tell the test, and what it tells them.
+/// Channels by which the routes and the test signal each other.
 #[derive(Clone)]
 struct Signals {
     tell: mpsc::UnboundedSender<&'static str>,
@@ -66,7 +66,7 @@ async fn wait(Extension(signals): Extension<Signals>) -> &'static str {
     "waited"
 }
 
-/// One line, and then nothing until the end. The query is whose it is.
+/// Sends one line and then nothing until the stream ends. The query string is the tenant's number.
 async fn endless(
     Extension(streams): Extension<Streams>,
     Extension(signals): Extension<Signals>,
@@ -86,7 +86,7 @@ async fn endless(
     answer.body_ending_with(first.chain(silence), "")
 }
 
-/// More than any buffer holds.
+/// An answer larger than any buffer.
 async fn flood(Extension(signals): Extension<Signals>) -> impl IntoResponse {
     let gone = OnDrop(signals, "flood gone");
     AnswerBody::from_stream(stream::repeat_with(move || {
@@ -95,7 +95,7 @@ async fn flood(Extension(signals): Extension<Signals>) -> impl IntoResponse {
     }))
 }
 
-/// A door with those routes.
+/// A running server with the routes of this file.
 struct Place {
     door: Door,
     stop: watch::Sender<Stop>,
@@ -129,7 +129,7 @@ impl Place {
     }
 }
 
-/// A client that says exactly what it is told to say.
+/// A client that sends exactly the bytes that the test gives it.
 struct Visitor(BufReader<TcpStream>);
 
 impl Visitor {
@@ -142,7 +142,7 @@ impl Visitor {
         self.hears().await
     }
 
-    /// One answer, as long as its Content-Length says.
+    /// Reads one answer. Its Content-Length says how long it is.
     async fn hears(&mut self) -> String {
         let head = self.hears_head().await;
         let length =
@@ -165,7 +165,7 @@ impl Visitor {
         String::from_utf8(head).unwrap()
     }
 
-    /// Everything until the connection is closed.
+    /// Reads everything until the connection is closed.
     async fn hears_out(&mut self) -> String {
         let mut rest = Vec::new();
         timeout(GUARD, self.0.read_to_end(&mut rest)).await.unwrap().unwrap();
@@ -218,7 +218,8 @@ async fn requests_that_come_at_once_are_answered_in_turn() {
     let mut visitor = place.visitor().await;
     let chunked = format!("{CHUNKS}5;x=y\r\nabcde\r\n2\r\nfg\r\n0\r\ntrailer: t\r\n\r\n");
     let get = "GET /fast HTTP/1.1\r\nhost: h\r\n\r\n";
-    // The body of the first looks like a request; the last is refused, but in its turn.
+    // The body of the first request looks like a request itself. The last request is refused, but only after the
+    // answers to those before it.
     visitor
         .says(&format!(
             "{}{get}{chunked}{get}\r\n{}abcGET /.. HTTP/1.1\r\nhost: h\r\n\r\n{get}",
@@ -240,13 +241,14 @@ async fn a_body_that_is_too_large_is_refused_with_the_limit() {
     assert!(
         place.visitor().await.asks(&format!("{}{}", post_of(2048), "x".repeat(2048))).await.ends_with("2048 bytes")
     );
-    // By its length, before a byte of it: no word to go on either.
+    // The announced length is too large. The server refuses before it reads any of the body and without sending 100
+    // Continue.
     let announced =
         format!("POST /echo HTTP/1.1\r\nhost: h\r\nexpect: 100-continue\r\ncontent-length: {}\r\n\r\n", 2049);
     let mut visitor = place.visitor().await;
     let answer = visitor.asks(&announced).await;
     assert!(answer.starts_with("HTTP/1.1 413") && answer.contains("\"limit\":2048"), "{answer}");
-    // By its chunks, while it comes: the limit is reached although each is small.
+    // The chunks together are too large although each is small. The server refuses while it reads them.
     let mut visitor = place.visitor().await;
     visitor.says(CHUNKS).await;
     for _ in 0..5 {
@@ -276,7 +278,7 @@ async fn a_body_that_comes_too_slowly_is_refused() {
         let answer = place.visitor().await.asks(&begun).await;
         assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("\"limit\":1024"), "{answer}");
     }
-    // A pace that earns more time still meets the deadline in all.
+    // The body comes fast enough to earn more time, but it still exceeds the total deadline.
     let place = Place::with(|settings| (settings.body_deadline_ms, settings.body_bytes_per_s) = (50, 1)).await;
     let answer = place.visitor().await.asks(&format!("{}{}", post_of(1000), "x".repeat(999))).await;
     assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");

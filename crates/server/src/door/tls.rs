@@ -1,4 +1,4 @@
-//! TLS: the certificate and its key, read again when the files change.
+//! TLS. The certificate and its key are read again when their files change.
 
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock, Weak};
@@ -12,17 +12,16 @@ use tokio_rustls::TlsAcceptor;
 
 use super::settings::ServerSettings;
 
-/// How often the files are checked for changes. SIGHUP checks immediately.
+/// How often the files are checked for changes. A SIGHUP checks them immediately.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// The certificate in force.
+/// The certificate that new connections get, and the files it comes from.
 pub struct Tls {
     certificate: String,
     key: String,
     config: RwLock<Arc<ServerConfig>>,
 }
 
-/// The content of the files.
 #[derive(PartialEq, Eq)]
 struct Files {
     certificate: Vec<u8>,
@@ -30,10 +29,8 @@ struct Files {
 }
 
 impl Tls {
-    /// Reads certificate and key; none when TLS is off. Watches the files until the result is dropped.
-    ///
-    /// # Errors
-    /// With the setting's name and what is wrong with its file.
+    /// Reads the certificate and its key, or returns `None` if TLS is off. Watches the files until the result is
+    /// dropped.
     pub fn load(settings: &ServerSettings) -> Result<Option<Arc<Self>>, String> {
         if settings.tls_certificate.is_empty() {
             return Ok(None);
@@ -42,7 +39,7 @@ impl Tls {
         let files = Files::read(&certificate, &key)?;
         let config = RwLock::new(files.config(&certificate, &key)?);
         let tls = Arc::new(Self { certificate, key, config });
-        // Register now: an unhandled SIGHUP ends the process.
+        // Register the handler now, because a SIGHUP without a handler ends the process.
         let hangup = signal(SignalKind::hangup()).ok();
         tokio::spawn(watch(Arc::downgrade(&tls), files, hangup));
         Ok(Some(tls))
@@ -52,7 +49,7 @@ impl Tls {
         TlsAcceptor::from(self.config.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// Takes the content of the files if it is new and valid.
+    /// Puts the content of the files into use if it changed and is valid.
     fn look(&self, seen: &mut Result<Files, String>) {
         let now = Files::read(&self.certificate, &self.key);
         if now == *seen {
@@ -61,9 +58,11 @@ impl Tls {
         match now.as_ref().map_err(Clone::clone).and_then(|files| files.config(&self.certificate, &self.key)) {
             Ok(config) => {
                 *self.config.write().unwrap_or_else(PoisonError::into_inner) = config;
-                tracing::info!("the certificate was reloaded");
+                tracing::info!("the server uses the new certificate");
             }
-            Err(problem) => tracing::warn!(%problem, "the new certificate cannot be used; the old one stays"),
+            Err(problem) => {
+                tracing::warn!(%problem, "the new certificate cannot be used; the server keeps the old one");
+            }
         }
         *seen = now;
     }
@@ -94,11 +93,11 @@ impl Files {
             .collect::<Result<_, _>>()
             .map_err(|e| format!("server.tls_certificate: {certificate}: {e}"))?;
         if chain.is_empty() {
-            return Err(format!("server.tls_certificate: {certificate}: holds no certificate in PEM form"));
+            return Err(format!("server.tls_certificate: {certificate}: contains no certificate in PEM format"));
         }
-        // The reader's own error could quote the key.
+        // The parser's own error is not shown, because it could quote the key.
         let secret = PrivateKeyDer::from_pem_slice(&self.key)
-            .map_err(|_| format!("server.tls_key: {key}: holds no private key in PEM form"))?;
+            .map_err(|_| format!("server.tls_key: {key}: contains no private key in PEM format"))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()

@@ -4,25 +4,24 @@ use std::ops::RangeInclusive;
 
 use serde::Deserialize;
 
-/// `[inbox]`.
+/// The `[inbox]` section.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InboxSettings {
-    /// Origins whose pages may call the inbox routes from a browser, or `*` for all.
+    /// The origins whose pages may call the inbox routes from a browser, or `*` for all.
     pub origins: Vec<String>,
-    /// How often a stream sends a heartbeat and checks that its reader may still read.
+    /// How often a stream sends a heartbeat and checks that its user may still read the inbox.
     pub heartbeat_ms: u64,
 }
 
-/// Proxies close an idle connection after a minute, and our own page after 45 seconds. A reader whose right ends
-/// reads on for at most one heartbeat.
+/// The allowed range of the heartbeat. Proxies close an idle connection after a minute, and our own page does so after
+/// 45 seconds. A user who loses access can read for at most one more heartbeat.
 const HEARTBEAT_MS: RangeInclusive<u64> = 100..=30_000;
 
 impl InboxSettings {
-    /// Checks the form of each origin and the range of the heartbeat.
-    ///
+    /// Checks the format of each origin and the range of the heartbeat.
     /// # Errors
-    /// With the setting's name and what is allowed.
+    /// The setting's name and the allowed values.
     pub fn validate(&self) -> Result<(), String> {
         if !HEARTBEAT_MS.contains(&self.heartbeat_ms) {
             let (low, high) = (HEARTBEAT_MS.start(), HEARTBEAT_MS.end());
@@ -30,14 +29,15 @@ impl InboxSettings {
         }
         match self.origins.iter().find(|origin| *origin != "*" && !is_origin(origin)) {
             Some(origin) => Err(format!(
-                "inbox.origins: {origin:?} is not an origin; allowed are such as https://app.example.com, without a path, or *"
+                "inbox.origins: {origin:?} is not an origin; write one such as https://app.example.com, without a \
+                 path, or * for all"
             )),
             None => Ok(()),
         }
     }
 }
 
-/// Scheme, host and port, as browsers write them.
+/// Whether the text is an origin as browsers send it: scheme, host and port.
 fn is_origin(text: &str) -> bool {
     let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '-' | ':' | '[' | ']');

@@ -1,14 +1,16 @@
-//! Spans to a collector: OTLP over HTTP as JSON, through our own egress (docs/decisions/0025). They go in batches; an
-//! unreachable collector costs spans, never time.
+//! Sends spans to a collector as OTLP over HTTP in JSON, through our own egress (docs/decisions/0025). Spans are sent
+//! in batches. If the collector cannot be reached, spans are lost, but nothing waits for it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderValue, Method};
-use postcommit_channel::egress::{Call, Egress, EgressSettings};
+use bytes::Bytes;
+use postcommit_channel::egress::{Call, Egress, EgressFailure, EgressSettings, HttpAnswer};
 use postcommit_engine::metrics::Metrics;
 use postcommit_engine::trace::{Span, Tracer};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
@@ -16,42 +18,48 @@ use url::Url;
 
 use super::TelemetrySettings;
 
-/// Most spans of a batch.
+/// The most spans in a batch.
 const BATCH: usize = 512;
 /// How long the first span of a batch waits for others.
 const GATHER: Duration = Duration::from_secs(1);
-/// How long the collector may take, and how long a stop waits for it.
+/// The time limit of a request to the collector, and how long a stop waits for the last spans.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest wait before a batch is sent again. Spans that end during the wait are queued. If the queue is full, they
+/// are dropped.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+/// How many characters of a collector's error message are logged.
+const REASON_CHARS: usize = 200;
 
-/// Sends spans until it is told to finish.
+/// The background task that sends spans to the collector until [`Exporter::finish`] is called.
 pub struct Exporter {
     task: JoinHandle<()>,
     finish: Arc<Notify>,
 }
 
 impl Exporter {
-    /// Waits a bounded time until the queued spans are sent.
+    /// Waits until the queued spans are sent, but only for a few seconds.
     pub async fn finish(self) {
         self.finish.notify_one();
         let _ = tokio::time::timeout(TIMEOUT, self.task).await;
     }
 }
 
-/// A tracer by the settings: off without an endpoint.
-///
+/// Creates the tracer from the settings. Without an endpoint, tracing is off.
 /// # Errors
-/// When the endpoint or the egress cannot be used.
+/// The endpoint, the headers or the egress settings cannot be used.
 pub fn start(
     settings: &TelemetrySettings,
     egress: &EgressSettings,
     metrics: &Metrics,
 ) -> Result<(Tracer, Option<Exporter>), String> {
     let Some(url) = settings.traces_url()? else { return Ok((Tracer::default(), None)) };
-    // The operator names the collector, not a user: it may be on this machine or in this network.
+    // The operator chooses the collector, so it may be on this machine or in this network.
     let everywhere = ["0.0.0.0/0", "::/0"].iter().filter_map(|net| net.parse().ok()).collect();
     let egress = Egress::new(&EgressSettings { allow: everywhere, ..egress.clone() }).map_err(|e| e.to_string())?;
     let (tracer, spans) = Tracer::new(settings.sample_ratio, metrics.clone());
-    let sending = Sending { egress, url, metrics: metrics.clone(), reached: true };
+    let mut headers = settings.headers()?;
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    let sending = Sending { egress, url, headers, metrics: metrics.clone(), said: None };
     let finish = Arc::new(Notify::new());
     let task = tokio::spawn(sending.run(spans, finish.clone()));
     Ok((tracer, Some(Exporter { task, finish })))
@@ -60,8 +68,10 @@ pub fn start(
 struct Sending {
     egress: Egress,
     url: Url,
+    headers: HeaderMap,
     metrics: Metrics,
-    reached: bool,
+    /// The last problem that was logged.
+    said: Option<String>,
 }
 
 impl Sending {
@@ -72,7 +82,7 @@ impl Sending {
                 biased;
                 taken = spans.recv_many(&mut batch, BATCH) => if taken == 0 { return },
                 () = finish.notified() => {
-                    // Nothing more is queued; send the rest.
+                    // Accept no further spans, and send those that are queued.
                     spans.close();
                     continue;
                 }
@@ -93,26 +103,65 @@ impl Sending {
     }
 
     async fn send(&mut self, spans: &[Span]) {
-        let mut headers = HeaderMap::new();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        let body = document(spans).to_string().into();
-        let call = Call { method: Method::POST, url: self.url.clone(), headers, body, timeout: TIMEOUT, fresh: false };
-        let problem = match self.egress.send(call).await {
-            Ok(answer) if (200..300).contains(&answer.status) => None,
-            Ok(answer) => Some(format!("it answered {}", answer.status)),
-            Err(failure) => Some(failure.code.to_owned()),
-        };
-        let count = spans.len() as u64;
-        match &problem {
-            None => self.metrics.spans_exported.add(count),
-            Some(_) => self.metrics.spans_dropped.add(count),
+        let body = Bytes::from(document(spans).to_string());
+        let mut answer = self.call(body.clone()).await;
+        if let Some(wait) = answer.as_ref().ok().and_then(wait_before_repeat) {
+            tokio::time::sleep(wait).await;
+            answer = self.call(body).await;
         }
-        // Logged when it changes, not every second.
-        if let (Some(problem), true) = (&problem, self.reached) {
-            tracing::warn!(problem, "the collector of traces does not take them; they are dropped and counted");
+        let (dropped, problem) = judge(&answer, spans.len() as u64);
+        self.metrics.spans_exported.add(spans.len() as u64 - dropped);
+        self.metrics.spans_dropped.add(dropped);
+        // A problem is logged only when it changes and not for every batch.
+        if let Some(problem) = problem.as_ref().filter(|_| self.said != problem) {
+            let message = "the OTLP collector does not accept spans; these spans are dropped and counted";
+            tracing::warn!(problem, spans = spans.len(), dropped, "{message}");
         }
-        self.reached = problem.is_none();
+        self.said = problem;
     }
+
+    async fn call(&self, body: Bytes) -> Result<HttpAnswer, EgressFailure> {
+        let (url, headers) = (self.url.clone(), self.headers.clone());
+        self.egress.send(Call { method: Method::POST, url, headers, body, timeout: TIMEOUT, fresh: false }).await
+    }
+}
+
+/// How long to wait before the batch is sent again. `None` if OTLP allows no retry after this answer, or if the
+/// collector asks to wait longer than [`LONGEST_WAIT`].
+fn wait_before_repeat(answer: &HttpAnswer) -> Option<Duration> {
+    let wait = answer.retry_after().unwrap_or(GATHER);
+    (matches!(answer.status, 429 | 502..=504) && wait <= LONGEST_WAIT).then_some(wait)
+}
+
+/// How many spans the collector did not accept, and the problem in words.
+fn judge(answer: &Result<HttpAnswer, EgressFailure>, spans: u64) -> (u64, Option<String>) {
+    match answer {
+        Ok(answer) if (200..300).contains(&answer.status) => {
+            let told: Answered = serde_json::from_slice(&answer.body).unwrap_or_default();
+            let PartialSuccess { rejected_spans, error_message } = told.partial_success;
+            let rejected = rejected_spans.as_u64().or_else(|| rejected_spans.as_str()?.parse().ok()).unwrap_or(0);
+            let why: String = error_message.chars().take(REASON_CHARS).collect();
+            let problem = (rejected > 0 || !why.is_empty()).then(|| format!("partial_success: {why}"));
+            (rejected.min(spans), problem)
+        }
+        Ok(answer) => (spans, Some(format!("the collector answered {}", answer.status))),
+        Err(failure) => (spans, Some(failure.code.to_owned())),
+    }
+}
+
+/// The answer of a collector that accepted the request: ExportTraceServiceResponse.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Answered {
+    partial_success: PartialSuccess,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct PartialSuccess {
+    /// A number, or a text as in the JSON form of protobuf.
+    rejected_spans: Value,
+    error_message: String,
 }
 
 fn document(spans: &[Span]) -> Value {

@@ -1,5 +1,5 @@
-//! Charts as SVG, for the pages and for the report of the benchmark. Horizontal positions are in percent and text is
-//! in pixels, so that a chart fills any screen and its text keeps its size. The labels left of the zero stand in the
+//! Charts as SVG, for the pages and for the report of the benchmark. Horizontal positions are in percent and text is in
+//! pixels, so that a chart fills any screen and its text keeps its size. The labels of the vertical axis are in the
 //! padding of `.plot`.
 
 mod number;
@@ -10,20 +10,20 @@ pub use scale::Scale;
 
 use crate::html::escape;
 
-/// Pixels of a chart from top to bottom.
+/// The height of a chart in pixels.
 const CHART: f64 = 200.0;
 
-/// Lines with at most this many points show each of them.
+/// The most points of a line for which each point gets a marker.
 const POINTS: usize = 40;
 
-/// Markers that distinguish lines without colour; the fifth line starts over.
+/// Markers that distinguish lines without colour. The fifth line uses the first marker again.
 const MARKERS: [&str; 4] =
     ["M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z", "M0,-5L5,0L0,5L-5,0z", "M-4,-4H4V4H-4z", "M0,-5L5,4H-5z"];
 
 /// A named line and its points.
 pub type Line = (String, Vec<(f64, f64)>);
 
-/// Lines with points over common axes.
+/// A chart of several lines on the same axes.
 pub fn lines(all: &[Line], label: &str) -> String {
     let points = || all.iter().flat_map(|(_, points)| points.iter());
     let (x, y) = (Scale::over(points().map(|p| p.0)), Scale::from_zero(points().map(|p| p.1)));
@@ -36,7 +36,7 @@ pub fn lines(all: &[Line], label: &str) -> String {
     drawing(CHART + 20.0, label, &format!("{grid}{}{}", ticks_across(&x, CHART), curves.collect::<String>()))
 }
 
-/// A value that is not a number is a gap in the line. A point between two gaps always has its mark.
+/// Draws one line. A value that is not a number leaves a gap. A point between two gaps always gets a marker.
 fn curve(i: usize, places: &[Option<(f64, f64)>]) -> String {
     let pairs = places.iter().zip(places.iter().skip(1));
     let line: String = pairs.filter_map(|(a, b)| Some(segment((*a)?, (*b)?))).collect();
@@ -50,7 +50,7 @@ fn curve(i: usize, places: &[Option<(f64, f64)>]) -> String {
     format!(r#"<g class="line{}">{line}{marks}</g>"#, i % MARKERS.len())
 }
 
-/// A line's mark alone, for legends.
+/// The marker of a line, for legends.
 pub fn key(i: usize) -> String {
     format!(
         r#"<svg class="key line{}" width="12" height="12" aria-hidden="true">{}</svg>"#,
@@ -66,7 +66,7 @@ pub fn drawing(height: f64, label: &str, inside: &str) -> String {
     )
 }
 
-/// A path cannot be placed at a percentage; a nested `svg` can.
+/// Draws a marker. A path cannot be placed at a percentage, so it is inside of an `svg` element, which can.
 pub fn mark(i: usize, p: f64, y: f64) -> String {
     format!(r#"<svg x="{p:.2}%" y="{y:.1}" overflow="visible"><path d="{}"/></svg>"#, MARKERS[i % MARKERS.len()])
 }
@@ -87,7 +87,8 @@ pub fn ticks_across(scale: &Scale, bottom: f64) -> String {
     scale.ticks().iter().filter_map(|(v, label)| Some(tick(scale.at(*v)?, label))).collect()
 }
 
-/// Below a place; the padding has room for half a tick's label, and what is longer stays within the ends.
+/// A text centred at a position. A long text near the left or right edge is aligned to stay within the chart. A short
+/// one may extend into the padding.
 pub fn text(p: f64, y: f64, text: &str) -> String {
     let anchor = match p {
         _ if text.chars().count() < 8 => "middle",
@@ -98,7 +99,7 @@ pub fn text(p: f64, y: f64, text: &str) -> String {
     format!(r#"<text x="{p:.2}%" y="{y}" text-anchor="{anchor}">{}</text>"#, escape(text))
 }
 
-/// To the left of the drawing.
+/// A text to the left of the chart.
 pub fn side(y: f64, text: &str) -> String {
     format!(r#"<text x="-8" y="{y:.1}" text-anchor="end">{}</text>"#, escape(text))
 }

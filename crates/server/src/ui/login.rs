@@ -1,4 +1,4 @@
-//! Signing in by a browser: a link that works once begins a session, which a cookie holds.
+//! Sign-in for browsers. A link that works once starts a session, and a cookie holds the session's token.
 
 use axum::Extension;
 use axum::extract::State;
@@ -14,14 +14,14 @@ use crate::html;
 use crate::problem::{Problem, ProblemKind, ProblemPage};
 use crate::read::{Form, Params};
 
-/// The query of a sign-in link, and the form of its page.
+/// The query of a sign-in link, and the form on its page.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
     token: Option<String>,
 }
 
-/// The first page: who is signed in, and how to sign in.
+/// The home page. It shows who is signed in, and how to sign in.
 pub async fn home() -> Response {
     let content = "<div id=\"who\" aria-live=\"polite\"><p>One moment…</p></div>\
         <noscript><p>This page needs JavaScript.</p></noscript>";
@@ -30,7 +30,7 @@ pub async fn home() -> Response {
 
 const TITLE: &str = "Postcommit";
 
-/// The page that a sign-in link opens. Its button uses the link up: mail scanners that open links do not.
+/// The page of a sign-in link. Only its button uses up the link, so that mail scanners that open links do not.
 pub async fn login_page(link: Result<Params<Link>, Problem>) -> Result<Response, ProblemPage> {
     let Params(Link { token: Some(token) }) = link? else { return Ok(home().await) };
     let token: String = token.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_')).collect();
@@ -41,7 +41,7 @@ pub async fn login_page(link: Result<Params<Link>, Problem>) -> Result<Response,
     Ok(html::page(StatusCode::OK, TITLE, &form))
 }
 
-/// Uses the link up and begins a session.
+/// Uses up the link and starts a session.
 pub async fn login(
     State(app): State<AppState>,
     client: Option<Extension<Client>>,
@@ -50,18 +50,20 @@ pub async fn login(
 ) -> Result<Response, ProblemPage> {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     if !same_origin(text(header::ORIGIN), text(header::HOST)) {
-        return Err(
-            Problem::new(ProblemKind::Forbidden, "the form was sent by another site; open the link itself").into()
-        );
+        return Err(Problem::new(
+            ProblemKind::Forbidden,
+            "the form was sent by another site; open the sign-in link directly",
+        )
+        .into());
     }
     let Form(Link { token: Some(token) }) = link? else {
-        return Err(Problem::invalid("token", "token is missing").into());
+        return Err(Problem::invalid("token", "the token of the sign-in link is missing; open the whole link").into());
     };
     let Some(begun) = app.store.redeem_login_link(&token, SESSION_LASTS).await? else {
-        let refusal = Problem::new(ProblemKind::Unauthenticated, "the link was used or is too old");
+        let refusal = Problem::new(ProblemKind::Unauthenticated, "the sign-in link was used before or has expired");
         return Err(app.auth.link_failed(client.map(|client| client.address), refusal).into());
     };
-    // Revealed to the browser that keeps it.
+    // The secret is revealed here to send it to the browser, which keeps it.
     let cookie = format!("{COOKIE}={}; Path=/; Secure; HttpOnly; SameSite=Strict", begun.token.reveal());
     Ok((StatusCode::SEE_OTHER, [(header::SET_COOKIE, cookie), (header::LOCATION, "/".to_owned())]).into_response())
 }

@@ -2,18 +2,18 @@
 
 use clap::Args;
 use postcommit_channel::model::DeliveryId;
-use postcommit_engine::store::{Act, Job, PACE, PACE_MOST, Store};
-use serde_json::json;
+use postcommit_engine::store::{Act, Acted, Job, JobCount, PACE, PACE_MOST, Store};
+use serde_json::{Value, json};
 
 use super::which::Which;
-use crate::acts::{self, FilterError};
+use crate::acts::{self, FilterError, MAY_HAVE_ARRIVED};
 use crate::cli::{self, jobs};
 use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::telemetry::say;
 
 #[derive(Debug, Args)]
 pub struct ActArgs {
-    /// Ids of deliveries, NOTIFICATION.N; or none, with the options below as a filter
+    /// Ids of deliveries (NOTIFICATION.N); without ids, the options below select the deliveries
     pub ids: Vec<DeliveryId>,
     #[command(flatten)]
     which: Which,
@@ -24,48 +24,57 @@ pub struct ActArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "How")]
 struct ActOptions {
-    /// Only count what matches
-    #[arg(long, conflicts_with_all = ["yes", "no_wait", "pace"])]
+    /// Only count the matching deliveries and change nothing
+    #[arg(long, conflicts_with_all = ["yes", "no_wait", "pace_per_s"])]
     dry_run: bool,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short, long)]
     yes: bool,
-    /// Leave it to the processes that deliver, and do not wait for it
+    /// Do not wait: create the job and let the running servers do it
     #[arg(long)]
     no_wait: bool,
-    /// At most this many per second [default: 500]
-    #[arg(long, value_name = "A SECOND", value_parser = clap::value_parser!(i32).range(1..=i64::from(PACE_MOST)))]
-    pace: Option<i32>,
+    /// Change at most this many deliveries per second [default: 500]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(i32).range(1..=i64::from(PACE_MOST)))]
+    pace_per_s: Option<i32>,
 }
 
 impl ActArgs {
     /// Whether a filter is given. Ids and a filter exclude each other.
     pub fn by_filter(&self) -> Result<bool, Failure> {
-        match (self.ids.is_empty(), self.which.is_any()) {
+        // With ids, --unclear is the consent to retry them, and no condition.
+        let is_any = self.which.is_any() || (!self.ids.is_empty() && self.which.is_only_unclear());
+        match (self.ids.is_empty(), is_any) {
             (true, true) => {
-                Err(usage("name deliveries by their ids, or say which, e.g. --state parked for all that are parked"))
+                Err(usage("give the ids of deliveries, or a filter, e.g. --state parked for all parked deliveries"))
             }
             (false, false) => Err(usage("give either ids or a filter, not both")),
             (is_filter, _) => Ok(is_filter),
         }
     }
 
+    /// Whether the operator says that what may have arrived is to be retried.
+    pub fn unclear(&self) -> bool {
+        self.which.unclear == Some(true)
+    }
+
     pub async fn run(&self, format: Format, store: &Store, act: Act) -> CommandResult {
         let filter = self.which.filter(store).await?;
         let tenant = filter.tenant;
-        let draft = acts::job(act, filter, self.how.pace).map_err(|error| match error {
+        let mut draft = acts::job(act, filter, false, self.how.pace_per_s).map_err(|error| match error {
             FilterError::NotParked(_) => usage(&format!("--state {error}")),
             FilterError::Stuck | FilterError::Empty => usage(&error.to_string()),
         })?;
-        let (count, is_exact) = store.count_for_job(tenant, &draft).await?;
-        let counted = format!("{}{count}", if is_exact { "" } else { "at least " });
+        let counted = store.count_for_job(tenant, &draft).await?;
         if self.how.dry_run {
-            let counts = json!({"kind": act, "total": count, "is_exact": is_exact});
-            output::one(format, &counts, |_| format!("{counted} would be {}", done(act)));
+            let mut counts = json!(counted);
+            counts["kind"] = json!(act);
+            output::one(format, &counts, |_| will("would be", act, counted));
             return Ok(Exit::Ok);
         }
-        if count > 0 && !self.how.yes {
-            cli::confirm(&format!("{counted} will be {}", done(act)), " (--dry-run only counts)")?;
+        if counted.total == 0 && counted.left_out > 0 {
+            draft.unclear = consent(counted.left_out)?;
+        } else if counted.total > 0 && !self.how.yes {
+            cli::confirm(&will("will be", act, counted), " (--dry-run only counts)")?;
         }
         let job = store.create_job(tenant, &draft).await?;
         if self.how.no_wait {
@@ -76,7 +85,7 @@ impl ActArgs {
     }
 
     async fn follow(&self, format: Format, store: &Store, job: Job) -> CommandResult {
-        let seconds = job.total / i64::from(self.how.pace.unwrap_or(PACE));
+        let seconds = job.total / i64::from(self.how.pace_per_s.unwrap_or(PACE));
         if seconds > 2 {
             say!("postcommit: job {} takes about {seconds} s; `postcommit jobs cancel {}` ends it", job.id, job.id);
         }
@@ -86,9 +95,90 @@ impl ActArgs {
     }
 }
 
-/// The exit code for an ended job.
+/// All that matches may have arrived. Only a person at a terminal can still say yes.
+fn consent(left_out: i64) -> Result<bool, Failure> {
+    let what = format!("{left_out} may have arrived, and a retry sends them again");
+    match cli::ask(&what) {
+        Some(true) => Ok(true),
+        Some(false) => Err(Failure::new(Exit::Refused, format!("{what}: nothing was done"))),
+        None => Err(Failure::new(Exit::Refused, format!("{what}: nothing was done; add --unclear to retry them"))),
+    }
+}
+
+/// What an act by filter does, in words: how many, and how many it leaves out.
+fn will(verb: &str, act: Act, counted: JobCount) -> String {
+    let least = if counted.is_exact { "" } else { "at least " };
+    let left_out = match counted.left_out {
+        0 => String::new(),
+        some => format!("; {least}{some} that may have arrived {verb} left out (--unclear selects them)"),
+    };
+    format!("{least}{} {verb} {}{left_out}", counted.total, done(act))
+}
+
+/// Acts on each id, prints the results, and exits by how many succeeded. A retry of what may have arrived needs
+/// `unclear`, or a yes on the terminal.
+pub async fn on_ids(format: Format, store: &Store, ids: &[DeliveryId], act: Act, unclear: bool) -> CommandResult {
+    let given: Vec<Option<DeliveryId>> = ids.iter().copied().map(Some).collect();
+    let mut acted = acts::on_ids(store, None, act, &given, unclear).await?;
+    let is_unclear = |acted: &Acted| matches!(acted, Acted::Unclear { .. });
+    let doubtful: Vec<_> = given.iter().zip(&acted).filter(|(_, acted)| is_unclear(acted)).map(|(id, _)| *id).collect();
+    if !doubtful.is_empty() && cli::ask(&unclear_line(&doubtful)) == Some(true) {
+        let again = acts::on_ids(store, None, act, &doubtful, true).await?;
+        for (old, new) in acted.iter_mut().filter(|acted| is_unclear(acted)).zip(again) {
+            *old = new;
+        }
+    }
+    let (mut results, mut failed) = (Vec::with_capacity(ids.len()), (0, Exit::Ok));
+    for (id, acted) in ids.iter().zip(acted) {
+        if let Some((exit, problem)) = problem(*id, act, &acted) {
+            failed = (failed.0 + 1, exit);
+            say!("postcommit: {problem}");
+        }
+        let (result, state) = acts::told(act, acted);
+        results.push(json!({"id": id.to_string(), "result": result, "state": state}));
+    }
+    fn text(value: &Value) -> String {
+        value.as_str().unwrap_or("-").to_owned()
+    }
+    output::list(
+        format,
+        &results,
+        &[("id", |row| text(&row["id"])), ("result", |row| text(&row["result"])), ("state", |row| text(&row["state"]))],
+    );
+    Ok(if failed.0 > 0 && failed.0 < ids.len() { Exit::Partly } else { failed.1 })
+}
+
+fn unclear_line(ids: &[Option<DeliveryId>]) -> String {
+    match ids {
+        [Some(id)] => format!("{id} {MAY_HAVE_ARRIVED}"),
+        _ => format!("{} of them may have arrived, and a retry sends them again", ids.len()),
+    }
+}
+
+/// Why nothing was done, and the exit code for it.
+fn problem(id: DeliveryId, act: Act, acted: &Acted) -> Option<(Exit, String)> {
+    let why_not = match act {
+        Act::Retry => {
+            "only parked deliveries can be retried; `postcommit dispatch --once --id NOTIFICATION` sends a waiting one \
+             now"
+        }
+        Act::Discard => "only parked deliveries can be discarded",
+        Act::Cancel => "only waiting deliveries can be cancelled",
+    };
+    match acted {
+        Acted::Done => None,
+        Acted::Refused { state, .. } => Some((Exit::Refused, format!("{id} is {state}: {why_not}"))),
+        Acted::Unclear { reason } => {
+            let reason = reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+            Some((Exit::Refused, format!("{id} is parked{reason}: it {MAY_HAVE_ARRIVED}; add --unclear to retry it")))
+        }
+        Acted::NotFound => Some((Exit::NotFound, format!("{id}: there is no such delivery"))),
+    }
+}
+
+/// The exit code for an ended job. Deliveries that it left out count as not done.
 fn ending(job: &Job) -> Exit {
-    match (job.state.as_str(), job.done, job.skipped) {
+    match (job.state.as_str(), job.done, job.skipped + job.left_out) {
         ("done", _, 0) => Exit::Ok,
         ("done", 0, _) => Exit::Refused,
         ("failed", 0, _) => Exit::Failed,

@@ -1,24 +1,28 @@
 //! `postcommit deliveries cancel`: by ids, or all about an entity.
 
+use std::collections::BTreeSet;
+
 use clap::Args;
 use postcommit_channel::model::DeliveryId;
-use postcommit_engine::store::{Act, Store};
+use postcommit_engine::store::{Act, DeliveryFilter, Store};
 
 use crate::cli;
-use crate::output::{CommandResult, Format};
+use crate::cli::notifications::ONLY_UNSENT;
+use crate::output::{CommandResult, Failure, Format};
+use crate::telemetry::say;
 
 #[derive(Debug, Args)]
 pub struct CancelArgs {
-    /// Ids of deliveries, NOTIFICATION.N; one or more
+    /// Ids of deliveries (NOTIFICATION.N), one or more
     #[arg(required_unless_present = "entity", conflicts_with = "entity")]
     ids: Vec<DeliveryId>,
-    /// Everything about this entity that is not sent yet, e.g. the reminders of a cancelled booking
+    /// Cancel all deliveries about this entity that are not sent yet, e.g. the reminders of a cancelled booking
     #[arg(long)]
     entity: Option<String>,
-    /// Of that, only this event type
+    /// With --entity: cancel only deliveries of this event type
     #[arg(long, requires = "entity")]
     event_type: Option<String>,
-    /// The entity's tenant
+    /// Tenant of the entity
     #[arg(long, requires = "entity", default_value = "default")]
     tenant: String,
 }
@@ -26,10 +30,33 @@ pub struct CancelArgs {
 impl CancelArgs {
     pub async fn run(&self, format: Format, store: &Store) -> CommandResult {
         let Some(entity) = &self.entity else {
-            return super::act_on_ids(format, store, &self.ids, Act::Cancel).await;
+            return super::act::on_ids(format, store, &self.ids, Act::Cancel, false).await;
         };
         let tenant = cli::known_tenant(store, &self.tenant).await?;
-        let (cancelled, under_way) = store.cancel_entity(tenant, entity, self.event_type.as_deref()).await?;
-        cli::notifications::taken_back(format, cancelled, under_way)
+        let counts = store.cancel_entity(tenant, entity, self.event_type.as_deref()).await?;
+        if counts == (0, 0) {
+            say!("postcommit: {}", self.why_nothing(store, tenant, entity).await?);
+        }
+        cli::notifications::taken_back(format, counts)
+    }
+
+    async fn why_nothing(&self, store: &Store, tenant: i32, entity: &str) -> Result<String, Failure> {
+        let filter = DeliveryFilter {
+            tenant: Some(tenant),
+            entity: Some(entity.to_owned()),
+            event_type: self.event_type.clone(),
+            limit: 200,
+            ..DeliveryFilter::default()
+        };
+        let rows = store.delivery_rows(&filter).await?.rows;
+        let of_type = self.event_type.as_ref().map(|name| format!(" of event type {name:?}")).unwrap_or_default();
+        if rows.is_empty() {
+            return Ok(format!("tenant {:?} has no delivery{of_type} about entity {entity:?}", self.tenant));
+        }
+        let states: BTreeSet<String> = rows.into_iter().map(|row| row.state).collect();
+        let discard =
+            if states.contains("parked") { "; `postcommit deliveries discard` discards parked ones" } else { "" };
+        let states = states.into_iter().collect::<Vec<_>>().join(", ");
+        Ok(format!("the deliveries{of_type} about entity {entity:?} are {states}; {ONLY_UNSENT}{discard}"))
     }
 }

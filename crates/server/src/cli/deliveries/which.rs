@@ -2,7 +2,7 @@
 
 use clap::Args;
 use postcommit::Timestamp;
-use postcommit_channel::model::{DeliveryState, Reason};
+use postcommit_channel::model::{DeliveryState, ErrorClass, Reason};
 use postcommit_engine::store::{DeliveryFilter, Store};
 use uuid::Uuid;
 
@@ -12,55 +12,68 @@ use crate::output::Failure;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Which deliveries")]
 pub struct Which {
-    /// Only this tenant's [default: every tenant's]
+    /// Only deliveries of this tenant [default: every tenant]
     #[arg(long)]
     tenant: Option<String>,
-    /// Their state
-    #[arg(long, value_parser = DeliveryState::ALL.map(DeliveryState::name))]
-    pub state: Option<String>,
-    /// Only parked for this reason
+    /// Only deliveries in this state; repeatable, or several with commas
+    #[arg(long = "state", value_name = "STATE", value_delimiter = ',',
+        value_parser = DeliveryState::ALL.map(DeliveryState::name))]
+    states: Vec<String>,
+    /// Only deliveries that are parked for this reason
     #[arg(long, value_parser = Reason::ALL.map(Reason::name))]
     reason: Option<String>,
+    /// Only deliveries over this channel
     #[arg(long)]
     channel: Option<String>,
+    /// Only deliveries of this provider
     #[arg(long)]
     provider: Option<String>,
+    /// Only deliveries of this event type
     #[arg(long)]
     event_type: Option<String>,
-    /// About this entity
+    /// Only deliveries about this entity
     #[arg(long)]
     entity: Option<String>,
-    /// From this site
+    /// Only deliveries that came from this site
     #[arg(long)]
     site: Option<String>,
+    /// Only deliveries of this notification
     #[arg(long, value_name = "ID", value_parser = cli::id)]
-    notification: Option<Uuid>,
-    /// Enqueued at this time or later, RFC 3339
+    notification_id: Option<Uuid>,
+    /// Only deliveries that were enqueued at this time or later, RFC 3339
     #[arg(long, value_name = "TIME")]
     from: Option<Timestamp>,
-    /// Enqueued before this time
+    /// Only deliveries that were enqueued before this time
     #[arg(long, value_name = "TIME")]
-    to: Option<Timestamp>,
-    /// With this many attempts in this round, or more
+    until: Option<Timestamp>,
+    /// Only deliveries with at least this many attempts since they were enqueued or last retried by an operator
     #[arg(long, value_name = "COUNT")]
     attempts: Option<u16>,
-    /// With this code of the last error, e.g. http_503
+    /// Only deliveries whose last error has this code, e.g. http_503
     #[arg(long, value_name = "CODE")]
     error_code: Option<String>,
-    /// To exactly this address
-    #[arg(long, value_name = "ADDRESS")]
-    target: Option<String>,
-    /// Those that may have arrived without confirmation; =false: those that certainly have not
+    /// Only deliveries whose last error has this class
+    #[arg(long, value_name = "CLASS", value_parser = ErrorClass::ALL.map(ErrorClass::name))]
+    error_class: Option<String>,
+    /// Only deliveries to exactly this user id or address; the form of `enqueue --to` is accepted, too: user:ID
+    #[arg(long, value_name = "ADDRESS", value_parser = cli::address)]
+    recipient: Option<String>,
+    /// Only deliveries that may have arrived although the outcome is unknown; `retry` needs this option to send them
+    /// again. =false: only deliveries without an unclear attempt
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    unclear: Option<bool>,
+    pub unclear: Option<bool>,
 }
 
 impl Which {
     /// Whether no condition is given.
     pub fn is_any(&self) -> bool {
+        self.unclear.is_none() && self.is_only_unclear()
+    }
+
+    /// Whether no condition is given but --unclear, or none at all.
+    pub fn is_only_unclear(&self) -> bool {
         let texts = [
             &self.tenant,
-            &self.state,
             &self.reason,
             &self.channel,
             &self.provider,
@@ -68,35 +81,32 @@ impl Which {
             &self.entity,
             &self.site,
             &self.error_code,
-            &self.target,
+            &self.error_class,
+            &self.recipient,
         ];
-        let others = [
-            self.notification.is_some(),
-            self.from.is_some(),
-            self.to.is_some(),
-            self.attempts.is_some(),
-            self.unclear.is_some(),
-        ];
-        texts.iter().all(|text| text.is_none()) && !others.contains(&true)
+        let others =
+            [self.notification_id.is_some(), self.from.is_some(), self.until.is_some(), self.attempts.is_some()];
+        self.states.is_empty() && texts.iter().all(|text| text.is_none()) && !others.contains(&true)
     }
 
     /// The filter of the store, without a page.
     pub async fn filter(&self, store: &Store) -> Result<DeliveryFilter, Failure> {
         Ok(DeliveryFilter {
             tenant: cli::tenant(store, self.tenant.as_deref()).await?,
-            states: self.state.iter().cloned().collect(),
+            states: self.states.clone(),
             reason: self.reason.clone(),
             channel: self.channel.clone(),
             provider: self.provider.clone(),
             event_type: self.event_type.clone(),
             entity: self.entity.clone(),
             site: self.site.clone(),
-            notification: self.notification,
+            notification_id: self.notification_id,
             from: self.from,
-            to: self.to,
+            until: self.until,
             attempts: self.attempts.map(i64::from),
             error_code: self.error_code.clone(),
-            target: self.target.clone(),
+            error_class: self.error_class.clone(),
+            recipient: self.recipient.clone(),
             unclear: self.unclear,
             ..DeliveryFilter::default()
         })

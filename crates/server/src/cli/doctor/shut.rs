@@ -24,7 +24,7 @@ pub async fn examine(
     let (now, hosts, count) =
         (store.now().await?, store.closed_hosts(None, None, TOLD as i64).await?, store.count_closed(None).await?);
     let named = |provider: &Provider| NamedProvider::of(provider, tenants);
-    let lanes = providers.iter().filter_map(|provider| held_lane(&named(provider), provider.not_before?, now));
+    let lanes = providers.iter().filter_map(|provider| held_lane(&named(provider), provider.held_until?, now));
     let told = hosts
         .iter()
         .filter_map(|host| Some((named(providers.iter().find(|provider| provider.id == host.lane)?), host)));
@@ -63,7 +63,8 @@ fn severity(until: Timestamp, now: Timestamp) -> &'static str {
 fn held_lane(name: &NamedProvider, until: Timestamp, now: Timestamp) -> Option<CheckResult> {
     let NamedProvider { shown, arguments } = name;
     let detail = format!(
-        "{shown}: held until {until}: the provider asked to wait; `postcommit providers resume {arguments}` opens it before"
+        "{shown}: held until {until}, because the provider asked to wait; `postcommit providers resume {arguments}` \
+         resumes it now"
     );
     (until > now).then(|| finding("lane", severity(until, now), detail))
 }
@@ -73,12 +74,12 @@ fn shut_host(name: &NamedProvider, host: &ClosedHost, now: Timestamp) -> CheckRe
     let (shown, host_name) = (&name.shown, &host.host);
     match (&host.paused, host.held_until) {
         (Some(why), _) => {
-            finding("host", "problem", format!("{shown}: {host_name} is paused: {why}; mend it, then {resume}"))
+            finding("host", "problem", format!("{shown}: {host_name} is paused: {why}; fix the cause, then {resume}"))
         }
         (None, Some(until)) => finding(
             "host",
             severity(until, now),
-            format!("{shown}: {host_name} is held until {until}: it asked to wait; {resume} opens it before"),
+            format!("{shown}: {host_name} is held until {until}, because it asked to wait; {resume} resumes it now"),
         ),
         (None, None) => finding("host", "ok", format!("{shown}: {host_name} is open")),
     }

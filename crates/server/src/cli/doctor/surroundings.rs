@@ -27,23 +27,28 @@ pub async fn held_snapshots(store: &Store) -> Result<Vec<CheckResult>, Failure> 
 fn told(durability: &Durability) -> Vec<CheckResult> {
     let mut findings = vec![];
     if !durability.fsync {
-        let cost = "fsync is off on the server: when its machine crashes, the whole cluster may be lost, and with it what Postcommit has accepted and sent";
+        let cost = "fsync is off on the server: if its machine crashes, the whole cluster may be lost, with all \
+            notifications and their outcomes";
         findings.push(finding("durability", "warning", format!("{cost}; set fsync = on")));
     }
     if !durability.full_page_writes {
-        let cost = "full_page_writes is off on the server: a crash in the middle of a write may destroy a page, and what Postcommit kept on it";
+        let cost = "full_page_writes is off on the server: a crash in the middle of a write may destroy a page, with \
+            the rows of Postcommit on it";
         findings.push(finding("durability", "warning", format!("{cost}; set full_page_writes = on")));
     }
     for weak in &durability.weak {
         let cost = match weak.value.as_str() {
             "off" => {
-                "when the server crashes, what an application enqueued by SQL in its last moments may be lost, together with that application's own data"
+                "if the server crashes, the notifications that an application enqueued by SQL shortly before may be \
+                 lost, together with that application's own data"
             }
             _ => {
-                "when a standby takes over, what an application enqueued by SQL in the last moments may be missing there"
+                "if a standby takes over, the notifications that an application enqueued by SQL shortly before may be \
+                 missing there"
             }
         };
-        let ours = "Postcommit's own commits always wait. If that is not meant to be: RESET synchronous_commit where it is set, by ALTER SYSTEM, ALTER DATABASE or ALTER ROLE";
+        let ours = "Postcommit's own commits always wait for the disk. If this is not intended, RESET \
+            synchronous_commit where it is set: by ALTER SYSTEM, ALTER DATABASE or ALTER ROLE";
         findings.push(finding(
             "durability",
             "warning",
@@ -71,7 +76,8 @@ fn held(snapshot: &HeldSnapshot) -> CheckResult {
         Some(age) => format!("for {}", spelt(age)),
         None => format!("for {} transactions", snapshot.transactions),
     };
-    let cost = "rows that died since then cannot be removed, so the queue and its indexes grow until it ends";
+    let cost = "vacuum cannot remove rows that were deleted since then, so the queue and its indexes grow until the \
+        snapshot ends";
     finding(
         "snapshot",
         result,
@@ -98,17 +104,17 @@ fn remedy(snapshot: &HeldSnapshot) -> String {
     let name = snapshot.name.replace('\'', "''");
     match (snapshot.holder, snapshot.pid) {
         (Holder::Session, Some(pid)) if snapshot.age.is_none() => {
-            format!(
-                "GRANT pg_read_all_stats to this login to see since when, SELECT pg_terminate_backend({pid}) ends it"
-            )
+            format!("GRANT pg_read_all_stats to this login to see its age; SELECT pg_terminate_backend({pid}) ends it")
         }
-        (Holder::Session, Some(pid)) => format!("end it there, or SELECT pg_terminate_backend({pid})"),
+        (Holder::Session, Some(pid)) => {
+            format!("end the transaction in its application, or SELECT pg_terminate_backend({pid})")
+        }
         (Holder::Session | Holder::Standby, _) => {
-            "end the long query there, or set hot_standby_feedback = off on it".into()
+            "end the long query on the standby, or set hot_standby_feedback = off there".into()
         }
         (Holder::Prepared, _) => format!("COMMIT PREPARED '{name}' or ROLLBACK PREPARED '{name}'"),
         (Holder::Slot, _) => {
-            format!("let its reader catch up, or SELECT pg_drop_replication_slot('{name}') if nobody reads it")
+            format!("let its consumer catch up, or SELECT pg_drop_replication_slot('{name}') if it is no longer used")
         }
     }
 }
@@ -192,11 +198,11 @@ mod tests {
         let found = told(&Durability { weak: vec![weak("off"), weak("local")], ..durable });
         assert!(found.iter().all(|one| one.result == "warning"));
         assert!(
-            found[0].detail.starts_with("synchronous_commit is off for the database app: when the server crashes"),
+            found[0].detail.starts_with("synchronous_commit is off for the database app: if the server crashes"),
             "{}",
             found[0].detail
         );
-        assert!(found[1].detail.contains("when a standby takes over"), "{}", found[1].detail);
+        assert!(found[1].detail.contains("if a standby takes over"), "{}", found[1].detail);
         let found = told(&Durability { fsync: false, full_page_writes: false, weak: vec![] });
         assert_eq!(found.iter().map(|one| one.result).collect::<Vec<_>>(), ["warning"; 2]);
     }

@@ -11,7 +11,8 @@ pub async fn look(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     let tell = |found: &postcommit_engine::store::Unreadable| {
         let (table, column, rows, sql) = (&found.table, &found.column, found.rows, &found.sql);
         let detail = format!(
-            "{table}.{column} is of another type than it should be in {rows} of the newest 100,000 rows: they are shown as unreadable, and not sent; `{sql}` finds them"
+            "{table}.{column} has a value of the wrong type in {rows} of the newest 100,000 rows: these rows are shown \
+             as unreadable and not sent; `{sql}` finds them"
         );
         finding("unreadable", "warning", detail)
     };

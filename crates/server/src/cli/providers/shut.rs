@@ -5,6 +5,7 @@ use postcommit_engine::store::{CloseOutcome, MAX_CLOSED_HOSTS, Store};
 use serde_json::Value;
 
 use crate::output::{Exit, Failure};
+use crate::telemetry::say;
 
 /// Pauses the lane or one host of it, and returns what to print.
 pub async fn pause(store: &Store, provider: &Provider, host: Option<&str>, reason: &str) -> Result<String, Failure> {
@@ -19,11 +20,12 @@ pub async fn pause(store: &Store, provider: &Provider, host: Option<&str>, reaso
         CloseOutcome::Already => Ok(format!("was paused already{which}")),
         CloseOutcome::TooMany => {
             let detail = format!(
-                "--host: {MAX_CLOSED_HOSTS} hosts of this provider are paused or held, which is the most; pause the provider"
+                "--host: {MAX_CLOSED_HOSTS} hosts of this provider are paused or held, which is the limit; pause the \
+                 whole provider"
             );
             Err(Failure::new(Exit::Refused, detail))
         }
-        CloseOutcome::Outdated => Err(Failure::new(Exit::NotFound, "the provider is gone")),
+        CloseOutcome::Outdated => Err(Failure::new(Exit::NotFound, "the provider no longer exists")),
     }
 }
 
@@ -37,9 +39,33 @@ pub async fn resume_host(store: &Store, tenant: i32, provider: &Provider, host: 
     }
     let shut: Vec<String> =
         store.closed_hosts(Some(tenant), Some(provider.id), NAMED).await?.into_iter().map(|shut| shut.host).collect();
-    let named =
-        if shut.is_empty() { "every host is open".to_owned() } else { format!("shut are: {}", shut.join(", ")) };
-    Ok(format!("neither pauses nor holds host {host}; {named}"))
+    let named = if shut.is_empty() {
+        "every host is open".to_owned()
+    } else {
+        format!("paused or held are: {}", shut.join(", "))
+    };
+    let name = &provider.name;
+    Err(Failure::new(Exit::NotFound, format!("provider {name} neither pauses nor holds host {host}; {named}")))
+}
+
+/// How to retry the deliveries of a provider that are parked as `config`. `None` if there are none.
+pub fn retry_parked(provider: &str, tenant: &str, parked: i64) -> Option<String> {
+    let flag = if tenant == "default" { String::new() } else { format!(" --tenant {tenant}") };
+    (parked > 0).then(|| {
+        format!(
+            "deliveries parked as config: {parked}; `postcommit deliveries retry --provider {provider} --reason \
+             config{flag}` retries them"
+        )
+    })
+}
+
+/// Tells a person that a resume does not retry what was parked when the provider was paused.
+pub async fn say_parked(store: &Store, provider: &Provider, tenant: &str) -> Result<(), Failure> {
+    let parked = store.parked_as_config().await?.remove(&provider.id).unwrap_or(0);
+    if let Some(what) = retry_parked(&provider.name, tenant, parked) {
+        say!("postcommit: {what}");
+    }
+    Ok(())
 }
 
 /// One host a line.

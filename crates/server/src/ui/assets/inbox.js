@@ -95,6 +95,7 @@ const WORDS = {
   loading: 'Loading…',
   offline: 'Not connected; trying again…',
   refused: 'You are signed out of notifications.',
+  'secret-key': 'Notifications are switched off: this page was given a secret key.',
 };
 
 /** An element of our shadow tree. Children are elements or texts; a text is never markup. */
@@ -169,8 +170,19 @@ async function readEvents(bytes, onEvent, onRetry) {
   }
 }
 
-/** The server does not let us in, and asking again would not help. */
-class Refused extends Error {}
+/** We are not let in, and asking again would not help. The message is for whoever builds the page; `word` says it to the reader. */
+class Refused extends Error {
+  constructor(message, word = 'refused') {
+    super(message);
+    this.word = word;
+  }
+}
+
+/** What an answer says about itself, as problem+json. */
+async function detailOf(answer) {
+  const { detail } = await answer.json().catch(() => ({}));
+  return `answered ${answer.status}${detail ? `: ${detail}` : ''}`;
+}
 
 /** Too much has changed to be told one by one. */
 class Reload extends Error {}
@@ -200,7 +212,10 @@ export class PostcommitInbox extends HTMLElement {
   #freshToken = null;
   #stop = null;
   #wait = FIRST_WAIT_MS;
-  #isRefused = false;
+  /** The word for why we are not let in. */
+  #refusal = null;
+  /** What the console was told last. */
+  #reported = null;
   #parts = null;
 
   constructor() {
@@ -316,46 +331,68 @@ export class PostcommitInbox extends HTMLElement {
     this.#stop = new AbortController();
     this.#messages.clear();
     this.#wait = FIRST_WAIT_MS;
-    const isSomebodys = this.getAttribute('user') && (this.getAttribute('token') || this.getAttribute('token-url'));
-    this.#isRead = !isSomebodys;
-    if (isSomebodys) this.#live(this.#stop.signal);
+    const { signal } = this.#stop;
+    const user = this.getAttribute('user');
+    const isAsked = user && (this.getAttribute('token') || this.getAttribute('token-url'));
+    this.#isRead = !isAsked;
+    if (isAsked) this.#live(signal);
+    // A page may set its attributes one after the other: what is missing is missed afterwards.
+    else setTimeout(() => signal.aborted || this.#miss(user, signal));
+  }
+
+  /** Without a token the server is asked all the same: it says so in its log. */
+  #miss(user, signal) {
+    if (user) this.#live(signal);
+    else this.#report('the attribute user is missing, so nothing is shown; set it to the id of the user who is signed in');
+  }
+
+  get #server() {
+    return new URL(this.getAttribute('server') || HOME, document.baseURI).href.replace(/\/+$/, '');
   }
 
   #url(path) {
-    const server = new URL(this.getAttribute('server') || HOME, document.baseURI).href.replace(/\/+$/, '');
-    return `${server}/v1/inbox/${encodeURIComponent(this.getAttribute('user'))}${path}`;
+    return `${this.#server}/v1/inbox/${encodeURIComponent(this.getAttribute('user'))}${path}`;
   }
 
   /** Asks with the token; with a fresh one when it has expired. */
   async #ask(path, options = {}, signal = this.#stop?.signal) {
-    this.#token ??= await this.#renew();
+    const mayRenew = Boolean(this.getAttribute('token-url'));
+    if (mayRenew) this.#token ??= await this.#renew();
     let answer = await this.#fetch(path, options, signal);
-    if (answer.status === 401 && this.getAttribute('token-url')) {
+    if (answer.status === 401 && mayRenew) {
       this.#token = await this.#renew();
       answer = await this.#fetch(path, options, signal);
     }
-    if (answer.status === 401 || answer.status === 403) throw new Refused(this.#word('refused'));
-    if (!answer.ok) throw new Error(`${answer.status}`);
+    if (answer.status === 401 || answer.status === 403) {
+      const missing = this.#token ? '' : 'the attribute token or token-url is missing; ';
+      throw new Refused(`${missing}${this.#server} ${await detailOf(answer)}`);
+    }
+    if (!answer.ok) throw new Error(`${this.#server} ${await detailOf(answer)}`);
     return answer;
   }
 
   #fetch(path, { headers, ...options }, signal) {
-    return fetch(this.#url(path), { credentials: 'omit', cache: 'no-store', signal, ...options, headers: { ...headers, Authorization: `Bearer ${this.#token}` } });
+    if (this.#token?.startsWith('pc_')) {
+      throw new Refused('the token is a secret key (pc_…), and everybody who opens the page can read it; nothing was sent. Revoke the key '
+        + '(`postcommit keys revoke`), and give the page a user token (pcu_…), which POST /v1/inbox/{user}/token makes on your server', 'secret-key');
+    }
+    const shown = this.#token ? { Authorization: `Bearer ${this.#token}` } : {};
+    return fetch(this.#url(path), { credentials: 'omit', cache: 'no-store', signal, ...options, headers: { ...headers, ...shown } });
   }
 
   /** One question at a time, however many want a token. */
   async #renew() {
-    const url = this.getAttribute('token-url');
-    if (!url) throw new Refused(this.#word('refused'));
-    this.#freshToken ??= fetch(url, { cache: 'no-store', headers: { Accept: 'application/json' } })
-      .then((answer) => {
-        if (answer.status === 401 || answer.status === 403) throw new Refused(this.#word('refused'));
-        if (!answer.ok) throw new Error(`${answer.status}`);
-        return answer.json();
-      })
-      .then(({ token }) => token)
-      .finally(() => { this.#freshToken = null; });
+    this.#freshToken ??= this.#fetchToken(this.getAttribute('token-url')).finally(() => { this.#freshToken = null; });
     return this.#freshToken;
+  }
+
+  async #fetchToken(url) {
+    const answer = await fetch(url, { cache: 'no-store', headers: { Accept: 'application/json' } });
+    if (answer.status === 401 || answer.status === 403) throw new Refused(`the token-url ${url} ${await detailOf(answer)}`);
+    if (!answer.ok) throw new Error(`the token-url ${url} ${await detailOf(answer)}`);
+    const { token } = await answer.json().catch(() => ({}));
+    if (typeof token !== 'string') throw new Error(`the token-url ${url} did not answer {"token": "pcu_…"}`);
+    return token;
   }
 
   async #post(path, body) {
@@ -508,20 +545,43 @@ export class PostcommitInbox extends HTMLElement {
   #showUnread() {
     const { bell, badge, readAll } = this.#parts;
     // A bell that is silent because nobody lets it in must not look like one for which nothing came.
-    badge.hidden = this.#unread === 0 && !this.#isRefused;
-    badge.textContent = this.#isRefused ? '!' : this.#unread > 99 ? '99+' : String(this.#unread);
+    badge.hidden = this.#unread === 0 && !this.#refusal;
+    badge.textContent = this.#refusal ? '!' : this.#unread > 99 ? '99+' : String(this.#unread);
     const said = this.#word(this.#unread === 0 ? 'bell-none' : 'bell', { unread: this.#unread });
-    bell.setAttribute('aria-label', this.#isRefused ? this.#word('refused') : said);
-    bell.title = this.#isRefused ? this.#word('refused') : '';
+    bell.setAttribute('aria-label', this.#refusal ? this.#word(this.#refusal) : said);
+    bell.title = this.#refusal ? this.#word(this.#refusal) : '';
     readAll.disabled = this.#unread === 0;
   }
 
+  /** Why nothing answered. The script itself may be read by every site: when that can be had, the pages' origin is what is not allowed. */
+  async #whyUnreachable() {
+    const server = this.#server;
+    if (new URL(server).origin !== location.origin) {
+      const reached = await fetch(`${server}/inbox.js`, { method: 'HEAD', cache: 'no-store', credentials: 'omit' }).catch(() => null);
+      if (reached?.ok) return `${server} does not allow pages of ${location.origin} (CORS); add that origin to its setting inbox.origins and restart it`;
+    }
+    return `${server} cannot be reached, or a content security policy of this page (connect-src) forbids it; trying again`;
+  }
+
+  /** Tells the console, once, why the bell is silent. */
+  #report(why) {
+    if (why && why !== this.#reported) console.error(`postcommit-inbox: ${why}`);
+    this.#reported = why;
+  }
+
+  async #explain(problem) {
+    if (problem === null) this.#report(null);
+    else if (problem instanceof TypeError) this.#report(await this.#whyUnreachable());
+    else if (!(problem instanceof DOMException)) this.#report(problem.message);
+  }
+
   #complain(problem) {
+    this.#explain(problem);
     const note = this.#parts.problem;
     note.hidden = problem === null;
-    this.#isRefused = problem instanceof Refused;
+    this.#refusal = problem instanceof Refused ? problem.word : null;
+    if (problem) note.textContent = this.#word(this.#refusal ?? 'offline');
     this.#showUnread();
-    if (problem) note.textContent = problem instanceof Refused ? problem.message : this.#word('offline');
     if (!this.#isRead) this.#show();
   }
 

@@ -21,11 +21,14 @@ async function show() {
     const command = document.createElement('code');
     command.textContent = 'postcommit keys login-link';
     const how = document.createElement('p');
-    how.append('Nobody is signed in here. Open the link that the server printed when it started, or one that ', command, ' makes.');
+    how.append('You are not signed in. Open the link that the server printed when it started, or a new one that ', command, ' prints.');
     place.replaceChildren(how);
     return;
   }
   const session = await answer.json();
+  const demo = document.createElement('a');
+  demo.href = '/inbox/demo';
+  demo.textContent = 'The inbox, as users see it';
   const button = document.createElement('button');
   button.textContent = 'Sign out';
   button.addEventListener('click', async () => {
@@ -35,7 +38,8 @@ async function show() {
   place.replaceChildren(
     line('Signed in as ', session.actor),
     line('Tenant ', session.tenant),
-    line('May ', session.scopes.join(', ')),
+    line('Scopes: ', session.scopes.join(', ')),
+    line('', demo),
     button,
   );
 }

@@ -1,16 +1,16 @@
-//! Figures as people read them: `12,345/s`, `1.27 ms`, `0.83`.
+//! Formats numbers for people: `12,345/s`, `1.27 ms`, `0.83`.
 
-/// A measured value with its unit; a dash for what is not a number.
+/// A measured value with its unit, or a dash if it is not a number.
 pub fn value(v: f64, unit: &str) -> String {
     with_unit(plain(v), v, unit)
 }
 
-/// Smallest to largest, without the unit, on one line.
+/// The range from the smallest to the largest value on one line, without the unit.
 pub fn spread((low, high): (f64, f64)) -> String {
     format!("{}\u{a0}–\u{a0}{}", plain(low), plain(high))
 }
 
-/// A ratio: two decimals, fewer where they no longer matter.
+/// A ratio with two decimals, or fewer for large values.
 pub fn ratio(v: f64) -> String {
     match v.abs() {
         a if (0.1..10.0).contains(&a) => format!("{v:.2}"),
@@ -19,7 +19,7 @@ pub fn ratio(v: f64) -> String {
     }
 }
 
-/// What a bar was set to, as it was written: no digits added or lost.
+/// The value of a target exactly as it was written, without rounding.
 pub fn exact(v: f64, unit: &str) -> String {
     let text = if v.is_finite() && (v == 0.0 || (1e-6..1e15).contains(&v.abs())) {
         grouped(&format!("{v}"))
@@ -29,7 +29,8 @@ pub fn exact(v: f64, unit: &str) -> String {
     with_unit(text, v, unit)
 }
 
-/// `text`, which is `v` rounded, with as many more digits as needed to differ from `bar`: 0.798 has not reached 0.8.
+/// `text` is `v` rounded. If it reads like `bar` although `v` differs, it gets more digits: 0.798 must not be shown as
+/// 0.8 if the target is 0.8.
 pub fn told_apart(text: String, v: f64, bar: f64) -> String {
     let reads_like_bar = |t: &str| t.replace(',', "").parse::<f64>() == Ok(bar);
     if v == bar || !v.is_finite() || !reads_like_bar(&text) {
@@ -38,7 +39,7 @@ pub fn told_apart(text: String, v: f64, bar: f64) -> String {
     (1..=6).map(|d| grouped(&format!("{v:.d$}"))).find(|t| !reads_like_bar(t)).unwrap_or(text)
 }
 
-/// How long something took.
+/// A duration in seconds, or in minutes and seconds.
 pub fn duration(seconds: f64) -> String {
     if !seconds.is_finite() || seconds < 60.0 {
         return value(seconds, "s");
@@ -47,7 +48,7 @@ pub fn duration(seconds: f64) -> String {
     format!("{} min {} s", plain((whole / 60.0).floor()), whole % 60.0)
 }
 
-/// About three digits that count, thousands grouped.
+/// A number with about three significant digits and grouped thousands.
 pub fn plain(v: f64) -> String {
     let a = v.abs();
     match a {
@@ -63,7 +64,7 @@ pub fn plain(v: f64) -> String {
     }
 }
 
-/// Commas between the thousands of a decimal number.
+/// Inserts commas between the thousands of a decimal number.
 pub fn grouped(number: &str) -> String {
     let (whole, rest) = number.split_at(number.find('.').unwrap_or(number.len()));
     let (sign, digits) = whole.split_at(usize::from(whole.starts_with('-')));
@@ -71,13 +72,13 @@ pub fn grouped(number: &str) -> String {
     format!("{sign}{}{rest}", groups.join(","))
 }
 
-/// The unit after an amount.
+/// Appends the unit to a number.
 pub fn with_unit(text: String, v: f64, unit: &str) -> String {
     match unit {
         _ if !v.is_finite() => text,
         "" => text,
         _ if unit.starts_with(['/', '%']) => format!("{text}{unit}"),
-        // Does not break between number and unit.
+        // A no-break space keeps the number and its unit on one line.
         _ => format!("{text}\u{a0}{unit}"),
     }
 }

@@ -1,8 +1,8 @@
-//! Where values lie along an axis, and which of its places are labelled.
+//! Maps values to positions along an axis, and chooses its ticks.
 
 use super::number::grouped;
 
-/// A stretch of numbers mapped to 0–100 %.
+/// A range of numbers that is mapped to 0–100 %.
 #[derive(Debug, Clone)]
 pub struct Scale {
     lo: f64,
@@ -11,19 +11,20 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// Begins at zero and ends at a tick: for amounts.
+    /// A scale for amounts: it includes zero and ends at a tick.
     pub fn from_zero(values: impl IntoIterator<Item = f64>) -> Self {
         Self::over(values.into_iter().chain([0.0])).ending_at_ticks()
     }
 
-    /// Begins and ends at ticks near the values; at zero if they lie so far apart that it is near.
+    /// A scale that begins and ends at ticks near the values. It begins at zero if the smallest value is less than half
+    /// of the largest.
     pub fn around(values: impl IntoIterator<Item = f64>) -> Self {
         let near = Self::over(values);
         let zero_is_near = near.lo > 0.0 && near.lo < near.hi / 2.0;
         if zero_is_near { Self::from_zero([near.hi]) } else { near.ending_at_ticks() }
     }
 
-    /// Begins and ends at the outermost values.
+    /// A scale that begins and ends at the smallest and the largest value.
     pub fn over(values: impl IntoIterator<Item = f64>) -> Self {
         let drawable = values.into_iter().filter(|v| drawable(*v));
         let (lo, hi) = drawable.fold((f64::INFINITY, f64::NEG_INFINITY), |(lo, hi), v| (lo.min(v), hi.max(v)));
@@ -39,12 +40,12 @@ impl Scale {
         }
     }
 
-    /// Percent of the way along; nothing for what is not a number.
+    /// The position of a value in percent, or `None` if it is not a number.
     pub fn at(&self, v: f64) -> Option<f64> {
         drawable(v).then(|| ((v - self.lo) / (self.hi - self.lo) * 100.0).clamp(0.0, 100.0))
     }
 
-    /// Round numbers within the scale, with their labels.
+    /// The round numbers within the scale, with their labels.
     pub fn ticks(&self) -> Vec<(f64, String)> {
         let slack = self.step * 1e-6;
         let first = ((self.lo - slack) / self.step).ceil();
@@ -69,12 +70,12 @@ impl Scale {
     }
 }
 
-/// Finite, and so far from the end of `f64` that differences stay finite too.
+/// Whether the value is finite and small enough that differences of two values stay finite, too.
 fn drawable(v: f64) -> bool {
     v.abs() < 1e300
 }
 
-/// A single value gets some room to both sides.
+/// Widens the range if all values are equal, so that the value has room on both sides.
 fn widened(lo: f64, hi: f64) -> (f64, f64) {
     let size = lo.abs().max(hi.abs());
     match hi - lo {
@@ -84,7 +85,7 @@ fn widened(lo: f64, hi: f64) -> (f64, f64) {
     }
 }
 
-/// 1, 2 or 5 times a power of ten, so that about four of them fit.
+/// The distance of ticks: 1, 2 or 5 times a power of ten, so that about four fit.
 fn step(room: f64) -> f64 {
     let raw = room / 4.5;
     let power = 10f64.powf(raw.log10().floor());

@@ -1,0 +1,174 @@
+//! `postcommit apply`: makes the configuration of a tenant what a folder says.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::Value;
+
+use super::acting;
+use super::providers::egress;
+use super::templates::say_warnings;
+use crate::app;
+use crate::folder::{Action, Difference, Kind, State, Stored};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
+use crate::providers::Workshop;
+use crate::settings::Settings;
+use crate::telemetry::say;
+
+#[derive(Debug, Args)]
+pub struct Apply {
+    /// The folder, as `postcommit export` writes it
+    #[arg(short = 'f', long = "folder", value_name = "DIR")]
+    folder: PathBuf,
+    #[arg(long, default_value = "default")]
+    tenant: String,
+    /// Show the difference, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Delete what the folder does not have, of the kinds for which it has a folder
+    #[arg(long)]
+    prune: bool,
+}
+
+impl Apply {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
+        let wanted = State::read(&self.folder).map_err(|problem| Failure::new(Exit::Usage, problem))?;
+        let store = acting(settings).await?;
+        let tenant = match self.dry_run {
+            true => super::known_tenant(&store, &self.tenant).await?,
+            false => store.tenant_or_new(&self.tenant).await?,
+        };
+        let (keys, egress) = (app::keys(settings), egress(settings)?);
+        let (is_local, new_key) = (true, false);
+        let workshop =
+            Workshop { store: &store, installation: store.clone(), keys: &keys, egress: &egress, is_local, new_key };
+        let stored = Stored { store: &store, tenant, workshop };
+        let present = stored.read().await?;
+        let mut differences = present.differences(&wanted, self.prune);
+        if self.dry_run {
+            // Whether a secret is a new one is known when it is set.
+            differences.retain(|difference| difference.action != Action::Update || !difference.fields.is_empty());
+            print(format, &differences);
+            return Ok(Exit::Ok);
+        }
+        let mut made = Vec::new();
+        let result = make(&stored, &wanted, differences, &mut made).await;
+        print(format, &made);
+        match result {
+            Err(failure) if !made.is_empty() => {
+                say!("the changes above were made before that, and stay");
+                Err(failure)
+            }
+            Err(failure) => Err(failure),
+            Ok(()) => Ok(Exit::Ok),
+        }
+    }
+}
+
+/// Makes the changes, kind by kind. What fails is tried again as long as others succeed: it may need one of them, as a
+/// layout needs its partials.
+async fn make(
+    stored: &Stored<'_>,
+    wanted: &State,
+    differences: Vec<Difference>,
+    made: &mut Vec<Difference>,
+) -> Result<(), Failure> {
+    let mut left = differences;
+    while !left.is_empty() {
+        let step = (left[0].kind, left[0].action == Action::Delete);
+        let (mut now, later): (Vec<_>, Vec<_>) =
+            left.into_iter().partition(|one| (one.kind, one.action == Action::Delete) == step);
+        while !now.is_empty() {
+            let (before, mut failed, mut problems) = (now.len(), Vec::new(), Vec::new());
+            for difference in now {
+                match make_one(stored, wanted, &difference).await {
+                    Ok(true) => made.push(difference),
+                    Ok(false) => {}
+                    Err(failure) => {
+                        failed.push(difference);
+                        problems.push(failure);
+                    }
+                }
+            }
+            if failed.len() == before {
+                let all: Vec<String> = problems.iter().map(ToString::to_string).collect();
+                return Err(Failure::new(problems[0].exit(), all.join("\n")));
+            }
+            now = failed;
+        }
+        left = later;
+    }
+    Ok(())
+}
+
+async fn make_one(stored: &Stored<'_>, wanted: &State, difference: &Difference) -> Result<bool, Failure> {
+    let Difference { kind, name, action, .. } = difference;
+    let named = |failure: Failure| Failure::new(failure.exit(), format!("{} {name}: {failure}", kind.name()));
+    let Some(object) = wanted.object(*kind, name).filter(|_| *action != Action::Delete) else {
+        return stored.delete(*kind, name).await.map(|()| true).map_err(named);
+    };
+    let (is_changed, warnings) = stored.put(*kind, name, object, *action == Action::Create).await.map_err(named)?;
+    say_warnings(name, &warnings);
+    Ok(is_changed)
+}
+
+fn print(format: Format, differences: &[Difference]) {
+    match format {
+        Format::Text if differences.is_empty() => say!("nothing differs"),
+        Format::Text => output::print(&output::harmless(&text(differences))),
+        _ => output::list(format, differences, &[]),
+    }
+}
+
+/// The differences for people.
+fn text(differences: &[Difference]) -> String {
+    let mut lines = Vec::new();
+    for Difference { kind, name, action, fields } in differences {
+        let action = match action {
+            Action::Create => "create",
+            Action::Update => "update",
+            Action::Delete => "delete",
+        };
+        lines.push(match kind {
+            Kind::Content => format!("{action} content settings"),
+            _ => format!("{action} {} {name}", kind.name()),
+        });
+        for (field, values) in fields {
+            lines.extend(difference(field, &values["from"], &values["to"]));
+        }
+    }
+    lines.join("\n")
+}
+
+/// A field before and after: the lines that differ, without those that are alike at the begin and at the end.
+fn difference(field: &str, from: &Value, to: &Value) -> Vec<String> {
+    let written = |value: &Value| match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => format!("{other:#}"),
+    };
+    let (from, to) = (written(from), written(to));
+    let (from, to): (Vec<&str>, Vec<&str>) = (from.lines().collect(), to.lines().collect());
+    let begin = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
+    let rest = from.len().min(to.len()) - begin;
+    let end = from.iter().rev().zip(to.iter().rev()).take(rest).take_while(|(a, b)| a == b).count();
+    let of = |sign: char, lines: &[&str]| -> Vec<String> {
+        lines[begin..lines.len() - end].iter().map(|line| format!("    {sign} {line}")).collect()
+    };
+    [vec![format!("  {field}")], of('-', &from), of('+', &to)].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_difference_shows_the_lines_that_differ() {
+        let shown = difference("text", &json!("a\nb\nc\nd"), &json!("a\nx\nd"));
+        assert_eq!(shown, ["  text", "    - b", "    - c", "    + x"]);
+        assert_eq!(difference("active", &Value::Null, &json!(true)), ["  active", "    + true"]);
+        assert_eq!(difference("text", &json!("a"), &json!("a\na")), ["  text", "    + a"]);
+    }
+}

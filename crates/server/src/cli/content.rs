@@ -1,0 +1,85 @@
+//! `postcommit content`: what the templates of a tenant have in common.
+
+use clap::{Args, Subcommand};
+use serde_json::Value;
+
+use super::enqueue::parse;
+use super::layouts::say_effect;
+use super::{acting, known_tenant};
+use crate::output::{self, CommandResult, Exit, Format, or_dash};
+use crate::settings::Settings;
+use crate::templates::Templates;
+use crate::templates::layouts::SettingsChange;
+
+#[derive(Debug, Subcommand)]
+pub enum Content {
+    /// Show the content settings of a tenant
+    Show {
+        #[arg(long, default_value = "default")]
+        tenant: String,
+    },
+    /// Change the given content settings; templates that have the same value, or use brand values, get a new version
+    Update(Update),
+}
+
+#[derive(Debug, Args)]
+pub struct Update {
+    #[arg(long, default_value = "default")]
+    tenant: String,
+    /// The language of users without one, e.g. pt-BR; "" removes it
+    #[arg(long)]
+    language: Option<String>,
+    /// The time zone in which times are written, e.g. Asia/Kolkata
+    #[arg(long, value_name = "ZONE")]
+    time_zone: Option<String>,
+    /// How a bare date is written, by strftime
+    #[arg(long, value_name = "FORMAT")]
+    date_format: Option<String>,
+    /// What a placeholder without a value becomes: empty, keep or refuse
+    #[arg(long)]
+    missing: Option<String>,
+    /// Values that templates read as brand.name: a JSON object, @FILE, or - for stdin; replaces all of them
+    #[arg(long, value_name = "JSON")]
+    brand: Option<String>,
+    /// Change them only if they still have this revision
+    #[arg(long, value_name = "NUMBER")]
+    revision: Option<i32>,
+    /// Say only which templates would get a new version
+    #[arg(long)]
+    dry_run: bool,
+}
+
+impl Content {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
+        let store = acting(settings).await?;
+        match self {
+            Self::Show { tenant } => {
+                let shown = store.content_settings(known_tenant(&store, tenant).await?).await?;
+                output::one(format, &shown, |shown| {
+                    let fields = [
+                        ("language", or_dash(&shown.language)),
+                        ("time zone", shown.time_zone.clone()),
+                        ("date format", shown.date_format.clone()),
+                        ("missing", shown.missing.name().to_owned()),
+                        ("brand", output::pairs(&shown.brand)),
+                    ];
+                    fields.map(|(name, value)| format!("{name:<13}{value}").trim_end().to_owned()).join("\n")
+                });
+                Ok(Exit::Ok)
+            }
+            Self::Update(update) => {
+                let tenant = store.tenant_or_new(&update.tenant).await?;
+                let change = SettingsChange {
+                    language: update.language.clone().map(|tag| Some(tag).filter(|tag| !tag.is_empty())),
+                    time_zone: update.time_zone.clone(),
+                    date_format: update.date_format.clone(),
+                    missing: update.missing.clone(),
+                    brand: update.brand.as_ref().map(|text| parse::<Value>("--brand", text)).transpose()?,
+                };
+                let rules = Templates { store: &store, tenant };
+                let effect = rules.update_settings(update.revision, &change, update.dry_run).await?;
+                say_effect(format, ("content", "settings"), "updated", update.dry_run, &effect)
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! `postcommit deliveries tail`.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use clap::Args;
+use postcommit::Timestamp;
+use postcommit_engine::store::{AttemptRow, DeliveryFilter, Store};
+use uuid::Uuid;
+
+use super::which::Which;
+use crate::cli::notifications::CAPTURED;
+use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
+
+/// Attempts are dated when they began and written when they end: each query reaches back this far, in microseconds.
+const REACH: i64 = 120_000_000;
+/// Notifications older than this are not followed, in microseconds.
+const OLDEST: i64 = 172_800_000_000;
+
+#[derive(Debug, Args)]
+pub struct Tail {
+    #[command(flatten)]
+    which: Which,
+    /// Begin with the attempts of this many seconds ago
+    #[arg(long, default_value_t = 0, value_name = "SECONDS")]
+    since: u64,
+    /// Print the attempts so far, then exit
+    #[arg(long)]
+    no_follow: bool,
+}
+
+impl Tail {
+    pub async fn run(&self, format: Format, store: &Store) -> CommandResult {
+        // A stream has no end where a JSON document could close.
+        let format = if format == Format::Json { Format::Jsonl } else { format };
+        let filter = self.which.filter(store).await?;
+        let since = i64::try_from(self.since.min(315_360_000)).unwrap_or(0) * 1_000_000;
+        let from = store.now().await?.as_micros() - since;
+        let mut seen: HashSet<(String, i32)> = HashSet::new();
+        let mut look = tokio::time::interval(Duration::from_millis(250));
+        loop {
+            look.tick().await;
+            let now = store.now().await?.as_micros();
+            let start = if seen.is_empty() { from } else { from.max(now - REACH) };
+            let oldest = first_id((now - OLDEST).max(0));
+            let mut new = store.attempts_since(Timestamp::from_micros(start), oldest, 1000).await?;
+            new.retain(|attempt| seen.insert((attempt.delivery_id.clone(), attempt.seq)));
+            for attempt in matching(store, &filter, new).await? {
+                output::one(format, &attempt, line);
+            }
+            if self.no_follow {
+                return Ok(Exit::Ok);
+            }
+        }
+    }
+}
+
+/// The attempts whose deliveries match as they are now. An attempt and the new state of its delivery are one commit.
+async fn matching(
+    store: &Store,
+    filter: &DeliveryFilter,
+    attempts: Vec<AttemptRow>,
+) -> Result<Vec<AttemptRow>, Failure> {
+    if *filter == DeliveryFilter::default() {
+        return Ok(attempts);
+    }
+    let mut known: HashMap<Uuid, HashSet<String>> = HashMap::new();
+    let mut matching = Vec::new();
+    for attempt in attempts {
+        let Some(id) = attempt.delivery_id.split('.').next().and_then(|id| id.parse::<Uuid>().ok()) else { continue };
+        if filter.notification_id.is_some_and(|only| only != id) {
+            continue;
+        }
+        if let Entry::Vacant(unknown) = known.entry(id) {
+            let of_it = DeliveryFilter::of_notification(id);
+            let of_it = DeliveryFilter { notification_id: Some(id), limit: of_it.limit, ..filter.clone() };
+            let rows = store.delivery_rows(&of_it).await?.rows;
+            unknown.insert(rows.into_iter().map(|row| row.id).collect());
+        }
+        if known.get(&id).is_some_and(|rows| rows.contains(&attempt.delivery_id)) {
+            matching.push(attempt);
+        }
+    }
+    Ok(matching)
+}
+
+/// The smallest id of a notification of that time.
+fn first_id(micros: i64) -> Uuid {
+    Uuid::new_v7(uuid::Timestamp::from_unix_time(u64::try_from(micros / 1_000_000).unwrap_or(0), 0, 0, 0))
+}
+
+fn line(a: &AttemptRow) -> String {
+    let word = |text: &Option<String>| text.as_ref().map(|text| format!("  {text}")).unwrap_or_default();
+    let captured = if a.captured { format!("  {CAPTURED}") } else { String::new() };
+    let error = format!("{captured}{}{}", word(&a.code), word(&a.error_class));
+    let (provider, id) = (or_dash(&a.provider), &a.delivery_id);
+    format!("{}  {:<9} {provider:<16} {id}  #{}  {} ms{error}", a.at, a.outcome, a.seq, a.latency_ms)
+}

@@ -1,0 +1,83 @@
+//! Channels: whether what comes for them is sent, only recorded, or parked.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use postcommit_channel::driver::{self, Destination};
+use postcommit_channel::model::{IN_APP, Provider};
+use postcommit_engine::store::{ChannelInUse, OTHER, Store};
+
+use super::{CheckResult, finding};
+use crate::output::Failure;
+
+/// A channel over which nothing went for longer is not in use.
+const IN_USE: Duration = Duration::from_secs(7 * 86_400);
+
+fn goes(provider: &Provider, to: Destination) -> bool {
+    driver::destination(&provider.driver) == to
+}
+
+/// What was found of a provider; a warning where it only records what another provider should send.
+pub fn captured(one: &Provider, all: &[Provider], found: CheckResult) -> CheckResult {
+    if !(goes(one, Destination::Record) && one.is_default && one.enabled) {
+        return found;
+    }
+    let takes = if one.channel == "*" {
+        "every channel without a default provider of its own".to_owned()
+    } else {
+        format!("the channel {}", one.channel)
+    };
+    let sends = |other: &Provider| other.tenant == one.tenant && other.enabled && goes(other, Destination::Service);
+    let alone = if all.iter().any(sends) {
+        ""
+    } else {
+        "; no provider really sends, which is fine for a trial: `postcommit providers create` creates one"
+    };
+    let detail = format!("{}: it serves {takes}; it only records messages and sends nothing{alone}", found.detail);
+    finding("provider", "warning", detail)
+}
+
+/// Channels that are in use and that no provider serves.
+pub async fn unserved(
+    store: &Store,
+    providers: &[Provider],
+    tenants: &BTreeMap<i32, String>,
+) -> Result<Vec<CheckResult>, Failure> {
+    let serves = |provider: &Provider, used: &ChannelInUse| {
+        provider.tenant == used.tenant
+            && provider.enabled
+            && (provider.channel == used.channel || provider.channel == "*")
+    };
+    // The inboxes' provider is made when it is first needed.
+    let is_served = |used: &ChannelInUse| {
+        [IN_APP, OTHER].contains(&used.channel.as_str()) || providers.iter().any(|provider| serves(provider, used))
+    };
+    let in_use = store.channels_in_use(IN_USE).await?;
+    Ok(in_use.iter().filter(|used| !is_served(used)).map(|used| unserved_channel(used, tenants)).collect())
+}
+
+fn unserved_channel(used: &ChannelInUse, tenants: &BTreeMap<i32, String>) -> CheckResult {
+    let channel = &used.channel;
+    let (shown, flag) = match tenants.get(&used.tenant).map(String::as_str) {
+        None | Some("default") => (channel.clone(), String::new()),
+        Some(tenant) => (format!("{tenant}/{channel}"), format!(" --tenant {tenant}")),
+    };
+    let create = format!("`postcommit providers create NAME --driver DRIVER --channel {channel}{flag}`");
+    match used.is_parked {
+        true => finding(
+            "channel",
+            "problem",
+            format!(
+                "{shown}: no provider serves this channel, so its deliveries are parked: {create}, then retry them"
+            ),
+        ),
+        false => finding(
+            "channel",
+            "warning",
+            format!(
+                "{shown}: this channel was used in the last 7 days and no provider serves it now: its deliveries will \
+                 be parked; {create}"
+            ),
+        ),
+    }
+}

@@ -1,0 +1,142 @@
+//! `postcommit layouts`.
+
+use clap::Subcommand;
+use postcommit_engine::store::{LayoutRow, TemplatePosition};
+use serde_json::json;
+
+use super::enqueue::read_text;
+use super::templates::say_waiting;
+use super::{NameArgs, acting, known_tenant, said};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
+use crate::settings::Settings;
+use crate::telemetry::say;
+use crate::templates::Templates;
+use crate::templates::layouts::Effect;
+
+#[derive(Debug, Subcommand)]
+pub enum Layouts {
+    /// List layouts and partials by name, without the shipped layout mail
+    List {
+        #[arg(long, default_value = "default")]
+        tenant: String,
+        /// The page after this name
+        #[arg(long, value_name = "NAME")]
+        after: Option<String>,
+        /// Most layouts, 1 to 200
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
+        limit: i64,
+    },
+    /// Show one layout or partial
+    Show(NameArgs),
+    /// Create a layout or a partial
+    Create {
+        #[command(flatten)]
+        layout: NameArgs,
+        /// layout: the HTML of templates is put into it; partial: templates and layouts include it
+        #[arg(long, default_value = "layout")]
+        kind: String,
+        /// Its text, @FILE, or - for stdin
+        #[arg(long, value_name = "TEXT")]
+        source: String,
+        /// Say only which templates would get a new version
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Change a layout or a partial; each template that uses it gets a new version
+    Update {
+        #[command(flatten)]
+        layout: NameArgs,
+        /// Its text, @FILE, or - for stdin
+        #[arg(long, value_name = "TEXT")]
+        source: String,
+        /// Change it only if it still has this revision
+        #[arg(long, value_name = "NUMBER")]
+        revision: Option<i32>,
+        /// Say only which templates would get a new version
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Delete a layout that neither a template nor another layout uses
+    Delete {
+        #[command(flatten)]
+        layout: NameArgs,
+        /// Do not ask for confirmation
+        #[arg(short, long)]
+        yes: bool,
+    },
+}
+
+impl Layouts {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
+        let store = acting(settings).await?;
+        match self {
+            Self::List { tenant, after, limit } => {
+                let tenant = known_tenant(&store, tenant).await?;
+                let after = after.clone().map(|name| TemplatePosition(tenant, name));
+                output::list(format, &store.layout_rows(Some(tenant), after.as_ref(), *limit).await?, &COLUMNS);
+                Ok(Exit::Ok)
+            }
+            Self::Show(NameArgs { name, tenant }) => {
+                let tenant = known_tenant(&store, tenant).await?;
+                let layout = Templates { store: &store, tenant }.find_layout(name).await?;
+                output::one(format, &layout, |layout| layout.source.clone());
+                Ok(Exit::Ok)
+            }
+            Self::Create { layout: NameArgs { name, tenant }, kind, source, dry_run } => {
+                let tenant = store.tenant_or_new(tenant).await?;
+                let rules = Templates { store: &store, tenant };
+                let effect = rules.create_layout(name, kind, &text(source)?, *dry_run).await?;
+                say_effect(format, ("layout", name), "created", *dry_run, &effect)
+            }
+            Self::Update { layout: NameArgs { name, tenant }, source, revision, dry_run } => {
+                let rules = Templates { store: &store, tenant: known_tenant(&store, tenant).await? };
+                let effect = rules.update_layout(name, *revision, Some(&text(source)?), *dry_run).await?;
+                say_effect(format, ("layout", name), "updated", *dry_run, &effect)
+            }
+            Self::Delete { layout: NameArgs { name, tenant }, yes } => {
+                let rules = Templates { store: &store, tenant: known_tenant(&store, tenant).await? };
+                rules.find_layout(name).await?;
+                if !yes {
+                    super::confirm(&format!("layout {name} will be deleted"), "")?;
+                }
+                rules.delete_layout(name).await?;
+                said(format, "layout", name, "deleted")
+            }
+        }
+    }
+}
+
+fn text(given: &str) -> Result<String, Failure> {
+    read_text(given).map_err(|problem| Failure::new(Exit::Usage, format!("--source: {problem}")))
+}
+
+/// Says what a change did, or would do, and which templates get a new version by it.
+pub fn say_effect(
+    format: Format,
+    (noun, name): (&str, &str),
+    done: &str,
+    dry_run: bool,
+    effect: &Effect,
+) -> CommandResult {
+    let result = match (effect.is_changed, dry_run) {
+        (false, _) => "is so already".to_owned(),
+        (true, true) => format!("would be {done}"),
+        (true, false) => done.to_owned(),
+    };
+    if format == Format::Text && !effect.templates.is_empty() {
+        let would = if dry_run { "would get" } else { "got" };
+        say!("templates that {would} a new version: {}", effect.templates.join(", "));
+    }
+    say_waiting(&effect.waiting);
+    let value = json!({noun: name, "result": result, "templates": effect.templates, "waiting": effect.waiting});
+    output::one(format, &value, |_| format!("{noun} {name} {result}"));
+    Ok(Exit::Ok)
+}
+
+const COLUMNS: [output::Column<LayoutRow>; 5] = [
+    ("name", |row| row.name.clone()),
+    ("kind", |row| row.kind.clone()),
+    ("bytes", |row| row.source.len().to_string()),
+    ("revision", |row| row.revision.to_string()),
+    ("updated", |row| output::seconds(row.updated_at)),
+];

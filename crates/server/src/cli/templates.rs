@@ -1,0 +1,412 @@
+//! `postcommit templates`.
+
+mod shown;
+
+use clap::{Args, Subcommand};
+use postcommit_channel::template::Warning;
+use postcommit_engine::store::{Store, TemplateFilter, TemplatePosition, Waiting};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::enqueue::{parse, read_text};
+use super::{acting, known_tenant, said};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
+use crate::settings::Settings;
+use crate::telemetry::say;
+use crate::templates::preview::Wanted;
+use crate::templates::{Change, Templates as Rules};
+
+#[derive(Debug, Subcommand)]
+pub enum Templates {
+    /// List templates by id
+    List(List),
+    /// Show one template with the parts that are used, or those of an earlier version
+    Show {
+        id: String,
+        /// An earlier version
+        #[arg(long, value_name = "NUMBER")]
+        version: Option<i32>,
+        #[arg(long, default_value = "default")]
+        tenant: String,
+    },
+    /// Create a template; one that was deleted is brought back
+    Create(Description),
+    /// Change the given options of a template and keep the others; a changed part makes a new version
+    Update(Description),
+    /// Use a template from now on
+    Activate(IdArgs),
+    /// Use a template no longer; deliveries that have it already keep it
+    Deactivate(IdArgs),
+    /// Hide a template that is not active; its versions stay
+    Delete {
+        #[command(flatten)]
+        template: IdArgs,
+        /// Do not ask for confirmation
+        #[arg(short, long)]
+        yes: bool,
+    },
+    /// List the versions of a template, newest first
+    Versions {
+        #[command(flatten)]
+        template: IdArgs,
+        /// Only versions before this one
+        #[arg(long, value_name = "NUMBER")]
+        before: Option<i32>,
+        /// Most versions, 1 to 200
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
+        limit: i64,
+    },
+    /// Render a template with sample data or a past notification, without sending; exits 1 when it cannot be rendered
+    Preview(PreviewArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct IdArgs {
+    id: String,
+    #[arg(long, default_value = "default")]
+    tenant: String,
+}
+
+#[derive(Debug, Args)]
+pub struct List {
+    #[arg(long, default_value = "default")]
+    tenant: String,
+    /// Only for this event type
+    #[arg(long)]
+    event_type: Option<String>,
+    /// Only on this channel
+    #[arg(long)]
+    channel: Option<String>,
+    /// Only for this audience
+    #[arg(long)]
+    audience: Option<String>,
+    /// Only in this language
+    #[arg(long)]
+    language: Option<String>,
+    /// Only with this scope
+    #[arg(long, value_name = "TYPE=ID", value_parser = scope)]
+    scope: Option<(String, String)>,
+    /// Only those that are used, or only the others
+    #[arg(long, value_name = "BOOL")]
+    active: Option<bool>,
+    /// Only those that use this layout or partial
+    #[arg(long)]
+    layout: Option<String>,
+    /// The page after this id
+    #[arg(long, value_name = "ID")]
+    after: Option<String>,
+    /// Most templates, 1 to 200
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
+    limit: i64,
+}
+
+/// Texts are given as they are, as @FILE, or as - for stdin.
+#[derive(Debug, Args)]
+pub struct Description {
+    id: String,
+    #[arg(long, default_value = "default")]
+    tenant: String,
+    /// The event type that it is for
+    #[arg(long)]
+    event_type: Option<String>,
+    /// The channel on which it is sent
+    #[arg(long)]
+    channel: Option<String>,
+    /// For whom it is written, e.g. guest or host: each gets its own message [default: anyone]
+    #[arg(long)]
+    audience: Option<String>,
+    /// The language it is written in, e.g. pt-BR [default: any]
+    #[arg(long)]
+    language: Option<String>,
+    /// Only for notifications whose payload has this scope: listing=10 is listingId = 10; "" removes it
+    #[arg(long, value_name = "TYPE=ID", value_parser = scope)]
+    scope: Option<(String, String)>,
+    /// Whether it is used [default: true]
+    #[arg(long, value_name = "BOOL")]
+    active: Option<bool>,
+    /// entity: an entity gets it once per event type; notification: each notification sends it [default: notification]
+    #[arg(long)]
+    once_per: Option<String>,
+    /// Gives the address [default: the recipient's, or the payload's phone or email]
+    #[arg(long, value_name = "TEXT")]
+    to: Option<String>,
+    /// The subject or heading; TEXT, @FILE or - for stdin, here and below
+    #[arg(long, value_name = "TEXT")]
+    subject: Option<String>,
+    /// The message as plain text [default: made from the HTML]
+    #[arg(long, value_name = "TEXT")]
+    text: Option<String>,
+    /// The message as HTML
+    #[arg(long, value_name = "TEXT")]
+    html: Option<String>,
+    /// Data for the channel: JSON whose texts are templates
+    #[arg(long, value_name = "JSON")]
+    data: Option<String>,
+    /// The layout that the HTML is put into, e.g. mail
+    #[arg(long)]
+    layout: Option<String>,
+    /// What a placeholder without a value becomes: empty, keep or refuse [default: as the content settings say]
+    #[arg(long)]
+    missing: Option<String>,
+    /// How a bare date is written, by strftime [default: as the content settings say]
+    #[arg(long, value_name = "FORMAT")]
+    date_format: Option<String>,
+    /// The time zone in which times are written [default: as the content settings say]
+    #[arg(long, value_name = "ZONE")]
+    time_zone: Option<String>,
+    /// Remove a part: to, subject, text, html, data or layout; or take missing, date_format or time_zone from the
+    /// content settings; repeatable
+    #[arg(long, value_name = "PART")]
+    without: Vec<String>,
+    /// Begin with the parts of this version instead of the present one
+    #[arg(long, value_name = "NUMBER")]
+    from_version: Option<i32>,
+    /// Why the version is made
+    #[arg(long, value_name = "TEXT")]
+    note: Option<String>,
+    /// Change it only if it still has this revision
+    #[arg(long, value_name = "NUMBER")]
+    revision: Option<i32>,
+}
+
+#[derive(Debug, Args)]
+pub struct PreviewArgs {
+    #[command(flatten)]
+    template: IdArgs,
+    /// The version [default: the one that is used]
+    #[arg(long, value_name = "NUMBER")]
+    version: Option<i32>,
+    /// The event's data as JSON, @FILE or - for stdin [default: the event type's sample, or its newest event]
+    #[arg(long, value_name = "JSON")]
+    payload: Option<String>,
+    /// A past notification whose data is used
+    #[arg(long, value_name = "ID", value_parser = super::id, conflicts_with = "payload")]
+    notification: Option<Uuid>,
+    /// The user that is written to, as JSON
+    #[arg(long, value_name = "JSON")]
+    user: Option<String>,
+    /// The language of the reader
+    #[arg(long)]
+    language: Option<String>,
+    /// The time zone of the reader
+    #[arg(long)]
+    time_zone: Option<String>,
+}
+
+impl Templates {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
+        let store = acting(settings).await?;
+        match self {
+            Self::List(list) => list.run(format, &store).await,
+            Self::Show { id, version, tenant } => show(format, &store, tenant, id, *version).await,
+            Self::Create(description) => description.create(format, &store).await,
+            Self::Update(description) => description.update(format, &store).await,
+            Self::Activate(template) => template.set_active(format, &store, true).await,
+            Self::Deactivate(template) => template.set_active(format, &store, false).await,
+            Self::Delete { template, yes } => {
+                let rules = template.rules(&store).await?;
+                rules.find(&template.id).await?;
+                if !yes {
+                    super::confirm(&format!("template {} will be deleted", template.id), "")?;
+                }
+                rules.delete(&template.id).await?;
+                said(format, "template", &template.id, "deleted")
+            }
+            Self::Versions { template, before, limit } => {
+                let rules = template.rules(&store).await?;
+                rules.find(&template.id).await?;
+                let rows = store.template_versions(rules.tenant, &template.id, *before, *limit).await?;
+                output::list(format, &rows, &shown::VERSION_COLUMNS);
+                Ok(Exit::Ok)
+            }
+            Self::Preview(preview) => preview.run(format, &store).await,
+        }
+    }
+}
+
+impl IdArgs {
+    async fn rules<'a>(&self, store: &'a Store) -> Result<Rules<'a>, Failure> {
+        Ok(Rules { store, tenant: known_tenant(store, &self.tenant).await? })
+    }
+
+    async fn set_active(&self, format: Format, store: &Store, active: bool) -> CommandResult {
+        let rules = self.rules(store).await?;
+        let change = Change { active: Some(active), ..Change::default() };
+        let saved = rules.update(&self.id, None, &change).await?;
+        let result = match (saved.is_changed, active) {
+            (false, _) => "is so already",
+            (true, true) => "activated",
+            (true, false) => "deactivated",
+        };
+        say_waiting(&saved.waiting);
+        said(format, "template", &self.id, result)
+    }
+}
+
+impl List {
+    async fn run(&self, format: Format, store: &Store) -> CommandResult {
+        let tenant = known_tenant(store, &self.tenant).await?;
+        let (scope_type, scope_id) = self.scope.clone().unzip();
+        let filter = TemplateFilter {
+            tenant: Some(tenant),
+            event_type: self.event_type.clone(),
+            channel: self.channel.clone(),
+            audience: self.audience.clone(),
+            language: self.language.clone(),
+            scope_type,
+            scope_id,
+            active: self.active,
+            layout: self.layout.clone(),
+            after: self.after.clone().map(|id| TemplatePosition(tenant, id)),
+            limit: self.limit + 1,
+        };
+        let mut rows = store.template_rows(&filter).await?;
+        let fits = usize::try_from(self.limit).unwrap_or(usize::MAX);
+        let has_more = rows.len() > fits;
+        rows.truncate(fits);
+        output::list(format, &rows, &shown::COLUMNS);
+        if let (Format::Text, true, Some(last)) = (format, has_more, rows.last()) {
+            say!("more: --after {}", last.draft.id);
+        }
+        Ok(Exit::Ok)
+    }
+}
+
+impl Description {
+    async fn create(&self, format: Format, store: &Store) -> CommandResult {
+        let change = self.change()?;
+        for (option, value) in [("--event-type", &self.event_type), ("--channel", &self.channel)] {
+            if value.is_none() {
+                return Err(Failure::new(Exit::Usage, format!("{option} is needed")));
+            }
+        }
+        let tenant = store.tenant_or_new(&self.tenant).await?;
+        let saved = Rules { store, tenant }.create(&self.id, &change).await?;
+        say_warnings(&self.id, &saved.warnings);
+        say_waiting(&saved.waiting);
+        said(format, "template", &self.id, "created")
+    }
+
+    async fn update(&self, format: Format, store: &Store) -> CommandResult {
+        let rules = Rules { store, tenant: known_tenant(store, &self.tenant).await? };
+        let saved = rules.update(&self.id, self.revision, &self.change()?).await?;
+        say_warnings(&self.id, &saved.warnings);
+        if saved.is_changed {
+            say_waiting(&saved.waiting);
+        }
+        said(format, "template", &self.id, if saved.is_changed { "updated" } else { "is so already" })
+    }
+
+    /// The change by the options.
+    fn change(&self) -> Result<Change, Failure> {
+        let without = |part: &str| self.without.iter().any(|name| name == part);
+        let known = ["to", "subject", "text", "html", "data", "layout", "missing", "date_format", "time_zone"];
+        if let Some(unknown) = self.without.iter().find(|name| !known.contains(&name.as_str())) {
+            let problem = format!("--without {unknown}: is not known; allowed are {}", known.join(", "));
+            return Err(Failure::new(Exit::Usage, problem));
+        }
+        let part = |name: &str, given: &Option<String>| -> Result<Option<Option<String>>, Failure> {
+            let wrong = |problem| Failure::new(Exit::Usage, format!("--{}: {problem}", name.replace('_', "-")));
+            match given {
+                Some(text) => Ok(Some(Some(read_text(text).map_err(wrong)?))),
+                None => Ok(without(name).then_some(None)),
+            }
+        };
+        let data = match &self.data {
+            Some(text) => Some(Some(parse::<Value>("--data", text)?)),
+            None => without("data").then_some(None),
+        };
+        let (scope_type, scope_id) = self.scope.clone().unzip();
+        Ok(Change {
+            event_type: self.event_type.clone(),
+            channel: self.channel.clone(),
+            audience: self.audience.clone(),
+            language: self.language.clone(),
+            scope_type,
+            scope_id,
+            active: self.active,
+            once_per: self.once_per.clone(),
+            from_version: self.from_version,
+            to: part("to", &self.to)?,
+            subject: part("subject", &self.subject)?,
+            text: part("text", &self.text)?,
+            html: part("html", &self.html)?,
+            data,
+            layout: part("layout", &self.layout)?,
+            missing: part("missing", &self.missing)?,
+            date_format: part("date_format", &self.date_format)?,
+            time_zone: part("time_zone", &self.time_zone)?,
+            note: self.note.clone(),
+        })
+    }
+}
+
+impl PreviewArgs {
+    async fn run(&self, format: Format, store: &Store) -> CommandResult {
+        let object = |name: &str, text: &Option<String>| -> Result<Option<Value>, Failure> {
+            let value: Option<Value> = text.as_ref().map(|text| parse(name, text)).transpose()?;
+            match value {
+                Some(value) if !value.is_object() => {
+                    Err(Failure::new(Exit::Usage, format!("{name}: must be a JSON object")))
+                }
+                value => Ok(value),
+            }
+        };
+        let wanted = Wanted {
+            version: self.version,
+            payload: object("--payload", &self.payload)?,
+            notification: self.notification,
+            user: object("--user", &self.user)?,
+            language: self.language.clone(),
+            time_zone: self.time_zone.clone(),
+        };
+        let preview = self.template.rules(store).await?.preview(&self.template.id, wanted).await?;
+        output::one(format, &preview, shown::preview);
+        if format == Format::Text {
+            say_warnings(&self.template.id, &preview.warnings);
+            say!("data: {}", preview.data_from);
+        }
+        match preview.failure {
+            Some(failure) => Err(Failure::new(Exit::Failed, format!("{}: {}", failure.code, failure.detail))),
+            None => Ok(Exit::Ok),
+        }
+    }
+}
+
+/// `TYPE=ID`, or an empty text for no scope.
+fn scope(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((kind, id)) => Ok((kind.to_owned(), id.to_owned())),
+        None if text.is_empty() => Ok((String::new(), String::new())),
+        None => Err("write TYPE=ID, e.g. listing=10".into()),
+    }
+}
+
+async fn show(format: Format, store: &Store, tenant: &str, id: &str, version: Option<i32>) -> CommandResult {
+    let rules = Rules { store, tenant: known_tenant(store, tenant).await? };
+    let template = rules.find(id).await?;
+    let source = rules.source(id, version.unwrap_or(template.version)).await?;
+    let mut value = json!(template);
+    value["shown_version"] = version.unwrap_or(template.version).into();
+    value["parts"] = json!(source);
+    output::one(format, &value, |_| shown::text(&template, &source));
+    Ok(Exit::Ok)
+}
+
+/// Prints warnings about a template for people, with their places.
+pub fn say_warnings(id: &str, warnings: &[Warning]) {
+    for Warning { part, line, column, message, .. } in warnings {
+        match (line, column) {
+            (Some(line), Some(column)) => say!("warning: {id}: {part}, line {line}, column {column}: {message}"),
+            _ => say!("warning: {id}: {part}: {message}"),
+        }
+    }
+}
+
+/// Says for how many waiting notifications a change counts.
+pub fn say_waiting(waiting: &Waiting) {
+    let least = if waiting.is_exact { "" } else { "at least " };
+    if waiting.count > 0 || !waiting.is_exact {
+        say!("waiting notifications that will use it: {least}{}", waiting.count);
+    }
+}

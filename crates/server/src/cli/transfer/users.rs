@@ -1,0 +1,198 @@
+//! Import and export of users.
+
+use std::collections::BTreeMap;
+
+use postcommit_channel::model::ADDRESS_KINDS;
+use postcommit_engine::store::{
+    EditError, PreferenceDraft, Store, UserAddress, UserChange, UserDraft, UserFilter, UserRow, check_user_id,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{Outcome, PAGE, Source, Target};
+use crate::cli::known_tenant;
+use crate::output::{self, CommandResult, Exit, Format};
+use crate::read::given;
+use crate::table_file::{FileFormat, csv_line};
+
+/// The columns of users in a CSV file. A column of addresses may hold several, separated by spaces.
+const USER_COLUMNS: [&str; 10] =
+    ["id", "name", "language", "time_zone", "email", "phone", "slack", "teams", "webhook", "data"];
+
+/// A user in a file. A field that is not there keeps its value.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UserLine {
+    id: String,
+    #[serde(default, deserialize_with = "given")]
+    name: Option<Option<String>>,
+    #[serde(default, deserialize_with = "given")]
+    language: Option<Option<String>>,
+    #[serde(default, deserialize_with = "given")]
+    time_zone: Option<Option<String>>,
+    #[serde(default, deserialize_with = "given")]
+    data: Option<Option<Value>>,
+    addresses: Option<Vec<UserAddress>>,
+    preferences: Option<Vec<PreferenceDraft>>,
+    #[serde(default, deserialize_with = "given")]
+    email: Option<Option<String>>,
+    #[serde(default, deserialize_with = "given")]
+    phone: Option<Option<String>>,
+    #[serde(default, deserialize_with = "given")]
+    slack: Option<Option<String>>,
+    #[serde(default, deserialize_with = "given")]
+    teams: Option<Option<String>>,
+    #[serde(default, deserialize_with = "given")]
+    webhook: Option<Option<String>>,
+}
+
+impl UserLine {
+    fn change(&self, known: Option<&UserRow>) -> Result<UserChange, EditError> {
+        let data = match &self.data {
+            // In a CSV file the object is a text.
+            Some(Some(Value::String(text))) => Some(
+                serde_json::from_str(text)
+                    .map_err(|problem| EditError::Refused(format!("data: is not JSON: {problem}")))?,
+            ),
+            Some(given) => Some(given.clone().unwrap_or_else(|| json!({}))),
+            None => None,
+        };
+        Ok(UserChange {
+            name: self.name.clone(),
+            language: self.language.clone(),
+            time_zone: self.time_zone.clone(),
+            data,
+            addresses: self.addresses.clone().or_else(|| self.addresses_by_kind(known)),
+        })
+    }
+
+    /// The addresses of the columns that the file has. Addresses of other kinds are kept, and so is what is known of an
+    /// address that stays.
+    fn addresses_by_kind(&self, known: Option<&UserRow>) -> Option<Vec<UserAddress>> {
+        let columns = [&self.email, &self.phone, &self.slack, &self.teams, &self.webhook];
+        let given: BTreeMap<&str, &Option<String>> =
+            ADDRESS_KINDS.into_iter().zip(columns).filter_map(|(kind, cell)| Some((kind, cell.as_ref()?))).collect();
+        if given.is_empty() {
+            return None;
+        }
+        let known: &[UserAddress] = known.map_or(&[], |user| &user.user.addresses);
+        let mut all: Vec<UserAddress> =
+            known.iter().filter(|one| !given.contains_key(one.kind.as_str())).cloned().collect();
+        for (kind, cell) in given {
+            for to in cell.as_deref().unwrap_or("").split_whitespace() {
+                let same = known.iter().find(|one| one.kind == kind && one.address == to).cloned();
+                let (kind, address) = (kind.to_owned(), to.to_owned());
+                all.push(same.unwrap_or(UserAddress { kind, address, verified_at: None, disabled_reason: None }));
+            }
+        }
+        // The order matters among addresses of one kind only.
+        let by_kind = |addresses: &[UserAddress]| {
+            let mut sorted = addresses.to_vec();
+            sorted.sort_by(|a, b| a.kind.cmp(&b.kind));
+            sorted
+        };
+        Some(if by_kind(&all) == by_kind(known) { known.to_vec() } else { all })
+    }
+
+    async fn write(self, store: &Store, tenant: i32, dry_run: bool) -> Result<Outcome, EditError> {
+        let known = store.user_row(tenant, &self.id).await?;
+        let change = self.change(known.as_ref())?;
+        let from = known.as_ref().map_or_else(UserDraft::default, |known| known.user.clone());
+        let to = change.laid_over(from.clone());
+        check_user_id(&self.id)?;
+        to.check()?;
+        let is_changed = to != from;
+        if dry_run {
+            return Ok(match known {
+                None => Outcome::Created,
+                Some(_) if is_changed => Outcome::Changed,
+                Some(_) => Outcome::Unchanged,
+            });
+        }
+        match &known {
+            None => drop(store.create_user(tenant, &self.id, &to).await?),
+            Some(_) if is_changed => drop(store.update_user(tenant, &self.id, None, &change).await?),
+            Some(_) => {}
+        }
+        let is_set = self.prefer(store, tenant).await?;
+        Ok(match known {
+            None => Outcome::Created,
+            Some(_) if is_changed || is_set => Outcome::Changed,
+            Some(_) => Outcome::Unchanged,
+        })
+    }
+
+    /// Replaces the preferences, if the line has other ones.
+    async fn prefer(&self, store: &Store, tenant: i32) -> Result<bool, EditError> {
+        let Some(wanted) = &self.preferences else { return Ok(false) };
+        let known = store.preferences(tenant, &self.id).await?;
+        let is_known = |one: &PreferenceDraft| {
+            known.iter().any(|row| {
+                (&row.event_type, &row.channel, Some(row.allowed)) == (&one.event_type, &one.channel, one.allowed)
+            })
+        };
+        if wanted.len() == known.len() && wanted.iter().all(is_known) {
+            return Ok(false);
+        }
+        store.replace_preferences(tenant, &self.id, wanted).await?;
+        Ok(true)
+    }
+}
+
+/// Imports users. A user that does not exist is created; of one that does, the fields of the file are changed.
+pub async fn import(format: Format, store: &Store, tenant: &str, source: &Source) -> CommandResult {
+    let tenant = known_tenant(store, tenant).await?;
+    let write = |line: UserLine| {
+        let store = store.clone();
+        async move { line.write(&store, tenant, source.dry_run).await }
+    };
+    source.import(format, &USER_COLUMNS, |line: &UserLine| line.id.clone(), write).await
+}
+
+/// Exports all users of a tenant. JSONL has everything; CSV leaves out preferences, and what is known of an address.
+pub async fn export(store: &Store, tenant: &str, target: &Target) -> CommandResult {
+    let tenant = known_tenant(store, tenant).await?;
+    if target.format == FileFormat::Csv {
+        output::print(&csv_line(USER_COLUMNS));
+    }
+    let mut filter = UserFilter { tenant: Some(tenant), after: None, limit: PAGE };
+    loop {
+        let users = store.user_rows(&filter).await?;
+        let keys: Vec<(i32, String)> = users.iter().map(|user| (tenant, user.id.clone())).collect();
+        let known =
+            if target.format == FileFormat::Jsonl { store.users_by_id(&keys).await? } else { Default::default() };
+        for (user, key) in users.iter().zip(&keys) {
+            let preferences = known.get(key).map(|known| known.preferences.as_slice()).unwrap_or_default();
+            let preferences: Vec<Value> = preferences
+                .iter()
+                .map(|one| json!({"event_type": one.event_type, "channel": one.channel, "allowed": one.allowed}))
+                .collect();
+            output::print(&user_line(target.format, user, preferences));
+        }
+        filter.after = keys.into_iter().next_back();
+        if i64::try_from(users.len()).unwrap_or(0) < PAGE {
+            return Ok(Exit::Ok);
+        }
+    }
+}
+
+fn user_line(format: FileFormat, row: &UserRow, preferences: Vec<Value>) -> String {
+    let user = &row.user;
+    if format == FileFormat::Jsonl {
+        let line = json!({
+            "id": row.id, "name": user.name, "language": user.language, "time_zone": user.time_zone, "data": user.data,
+            "addresses": user.addresses, "preferences": preferences,
+        });
+        return output::escaped(line.to_string());
+    }
+    let of_kind = |kind: &&str| {
+        let all = user.addresses.iter().filter(|one| one.kind == *kind).map(|one| one.address.as_str());
+        all.collect::<Vec<_>>().join(" ")
+    };
+    let optional = |text: &Option<String>| text.clone().unwrap_or_default();
+    let data = if user.data == json!({}) { String::new() } else { user.data.to_string() };
+    let mut cells = vec![row.id.clone(), optional(&user.name), optional(&user.language), optional(&user.time_zone)];
+    cells.extend(ADDRESS_KINDS.iter().map(of_kind));
+    cells.push(data);
+    csv_line(cells.iter().map(String::as_str))
+}

@@ -1,0 +1,340 @@
+//! The configuration of a tenant as a folder of files, which a team can keep in git. `export` writes it, `apply` reads it.
+//! - `content.json`: the content settings;
+//! - `event-types/NAME.json`, `lists/NAME.json`, `providers/NAME.json`;
+//! - `layouts/NAME.html` and `partials/NAME.html`;
+//! - `templates/ID/template.json`, and beside it `text.txt`, `html.html` and `data.json`.
+//!
+//! `objects` are the contents of the files; `stored` reads and writes the same in the database.
+
+mod objects;
+mod stored;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+pub use stored::Stored;
+
+/// What a folder holds, in the order in which it is applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    EventType,
+    Content,
+    Layout,
+    List,
+    Provider,
+    Template,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::EventType => "event type",
+            Self::Content => "content",
+            Self::Layout => "layout",
+            Self::List => "list",
+            Self::Provider => "provider",
+            Self::Template => "template",
+        }
+    }
+}
+
+/// An object: its fields, without empty ones.
+pub type Object = Map<String, Value>;
+
+/// The objects of a tenant by kind and name. A kind that is not there was not read, and is left alone.
+#[derive(Debug, Default, PartialEq)]
+pub struct State(BTreeMap<Kind, BTreeMap<String, Object>>);
+
+/// What is done to an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    Create,
+    Update,
+    Delete,
+}
+
+/// A difference between two states.
+#[derive(Debug, Serialize)]
+pub struct Difference {
+    pub kind: Kind,
+    pub name: String,
+    pub action: Action,
+    /// The fields that differ, with their values before and after.
+    pub fields: BTreeMap<String, Value>,
+}
+
+/// The folders of JSON files.
+const FOLDERS: [(&str, Kind); 3] =
+    [("event-types", Kind::EventType), ("lists", Kind::List), ("providers", Kind::Provider)];
+/// The folders of layouts, and their kinds.
+const LAYOUTS: [(&str, &str); 2] = [("layouts", "layout"), ("partials", "partial")];
+/// The parts of a template that have files of their own.
+const PARTS: [(&str, &str); 2] = [("text", "text.txt"), ("html", "html.html")];
+/// The name of the only object of [`Kind::Content`].
+const SETTINGS: &str = "settings";
+
+impl State {
+    fn put(&mut self, kind: Kind, name: impl Into<String>, object: Object) {
+        self.0.entry(kind).or_default().insert(name.into(), object);
+    }
+
+    pub fn object(&self, kind: Kind, name: &str) -> Option<&Object> {
+        self.0.get(&kind)?.get(name)
+    }
+
+    /// Reads a folder. Files that do not belong to it are ignored.
+    ///
+    /// # Errors
+    /// The error names the file.
+    pub fn read(folder: &Path) -> Result<Self, String> {
+        let mut state = Self::default();
+        if !folder.is_dir() {
+            return Err(format!("{}: is no folder", folder.display()));
+        }
+        let content = folder.join("content.json");
+        if content.exists() {
+            state.put(Kind::Content, SETTINGS, objects::checked(Kind::Content, &content, json_of(&content)?)?);
+        }
+        for (name, kind) in FOLDERS {
+            for (name, file) in files(&folder.join(name), "json", &mut state, kind)? {
+                state.put(kind, name, objects::checked(kind, &file, json_of(&file)?)?);
+            }
+        }
+        for (name, kind) in LAYOUTS {
+            for (name, file) in files(&folder.join(name), "html", &mut state, Kind::Layout)? {
+                let object = json!({"kind": kind, "source": text_of(&file)?});
+                state.put(Kind::Layout, name, objects::checked(Kind::Layout, &file, object)?);
+            }
+        }
+        for (name, path) in files(&folder.join("templates"), "", &mut state, Kind::Template)? {
+            let file = path.join("template.json");
+            let mut object = json_of(&file)?;
+            for (part, file) in PARTS.map(|(part, name)| (part, path.join(name))) {
+                if file.exists() {
+                    object[part] = text_of(&file)?.into();
+                }
+            }
+            let data = path.join("data.json");
+            if data.exists() {
+                object["data"] = json_of(&data)?;
+            }
+            state.put(Kind::Template, name, objects::checked(Kind::Template, &file, object)?);
+        }
+        Ok(state)
+    }
+
+    /// Writes the folder. Returns the files of objects that are not in the state. They are left as they are.
+    pub fn write(&self, folder: &Path) -> Result<Vec<PathBuf>, String> {
+        let mut written = Vec::new();
+        for (kind, objects) in &self.0 {
+            for (name, object) in objects {
+                for (path, text) in files_of(*kind, name, object) {
+                    let path = folder.join(path);
+                    write(&path, &text)?;
+                    written.push(path);
+                }
+            }
+        }
+        let mut others = Vec::new();
+        let parts = ["event-types", "lists", "providers", "layouts", "partials", "templates"];
+        for part in parts.map(|part| folder.join(part)) {
+            all_files(&part, &mut others);
+        }
+        others.retain(|path| !written.contains(path));
+        others.sort();
+        Ok(others)
+    }
+
+    /// What must be done to `self` so that it becomes `wanted`. Objects that are not wanted are deleted if `prune` says
+    /// so, of the kinds that `wanted` has.
+    pub fn differences(&self, wanted: &Self, prune: bool) -> Vec<Difference> {
+        let mut all = Vec::new();
+        let none = BTreeMap::new();
+        let settings =
+            Settings(wanted.object(Kind::Content, SETTINGS).or_else(|| self.object(Kind::Content, SETTINGS)));
+        for (kind, objects) in &wanted.0 {
+            let present = self.0.get(kind).unwrap_or(&none);
+            for (name, object) in objects {
+                let (action, mut fields) = match present.get(name) {
+                    None => (Action::Create, differing(*kind, &Object::new(), object)),
+                    Some(present) => (Action::Update, differing(*kind, present, object)),
+                };
+                if *kind == Kind::Template && action == Action::Update {
+                    // A template that leaves one of these out has what the content settings say.
+                    fields.retain(|name, values| !settings.is_default(name, values));
+                }
+                // The value of a secret is compared when it is set.
+                let has_secrets = *kind == Kind::Provider && object.contains_key("secrets");
+                if action == Action::Create || !fields.is_empty() || has_secrets {
+                    all.push(Difference { kind: *kind, name: name.clone(), action, fields });
+                }
+            }
+        }
+        for (kind, objects) in wanted.0.iter().rev().filter(|_| prune) {
+            let present = self.0.get(kind).unwrap_or(&none).keys();
+            all.extend(present.filter(|name| !objects.contains_key(*name)).map(|name| Difference {
+                kind: *kind,
+                name: name.clone(),
+                action: Action::Delete,
+                fields: BTreeMap::new(),
+            }));
+        }
+        all
+    }
+}
+
+/// The content settings that templates will follow.
+struct Settings<'a>(Option<&'a Object>);
+
+impl Settings<'_> {
+    /// Whether a field of a template changes between its absence and the value that the settings have.
+    fn is_default(&self, field: &str, values: &Value) -> bool {
+        let defaults = postcommit_engine::store::ContentSettings::default();
+        let default = match field {
+            "missing" => defaults.missing.name().to_owned(),
+            "date_format" => defaults.date_format,
+            "time_zone" => defaults.time_zone,
+            _ => return false,
+        };
+        let default = self.0.and_then(|settings| settings.get(field)).cloned().unwrap_or(default.into());
+        (values["from"].is_null() && values["to"] == default) || (values["to"].is_null() && values["from"] == default)
+    }
+}
+
+/// The fields that differ. Of a provider only those that are given: others keep their values.
+fn differing(kind: Kind, from: &Object, to: &Object) -> BTreeMap<String, Value> {
+    let mut names: Vec<&String> = to.keys().collect();
+    if kind != Kind::Provider {
+        names.extend(from.keys());
+    }
+    let differ = |name: &&String| from.get(*name) != to.get(*name) && !(kind == Kind::Provider && *name == "secrets");
+    let pair = |name: &String| json!({"from": from.get(name), "to": to.get(name)});
+    names.into_iter().filter(differ).map(|name| (name.clone(), pair(name))).collect()
+}
+
+/// The files of an object: their paths in the folder, and their texts.
+fn files_of(kind: Kind, name: &str, object: &Object) -> Vec<(PathBuf, String)> {
+    let pretty = |value: &Value| format!("{value:#}\n");
+    let file = escaped(name);
+    if let Some((folder, _)) = FOLDERS.iter().find(|(_, of)| *of == kind) {
+        return vec![(Path::new(folder).join(format!("{file}.json")), pretty(&json!(object)))];
+    }
+    if kind == Kind::Content {
+        return vec![("content.json".into(), pretty(&json!(object)))];
+    }
+    let text = |name: &str| object.get(name).and_then(Value::as_str).map(|text| format!("{text}\n"));
+    if kind == Kind::Layout {
+        let folder = LAYOUTS
+            .iter()
+            .find(|(_, of)| object.get("kind") == Some(&json!(of)))
+            .map_or("layouts", |(folder, _)| folder);
+        return vec![(Path::new(folder).join(format!("{file}.html")), text("source").unwrap_or_default())];
+    }
+    let (folder, mut rest) = (Path::new("templates").join(file), object.clone());
+    let mut files: Vec<(PathBuf, String)> =
+        PARTS.iter().filter_map(|(part, name)| Some((folder.join(name), text(part)?))).collect();
+    files.extend(rest.remove("data").map(|data| (folder.join("data.json"), pretty(&data))));
+    PARTS.iter().for_each(|(part, _)| drop(rest.remove(*part)));
+    files.push((folder.join("template.json"), pretty(&json!(rest))));
+    files
+}
+
+/// A name as the name of a file: letters, digits, `_`, `-` and `.` stay, other bytes are written `%2F`.
+fn escaped(name: &str) -> String {
+    let plain =
+        |place: usize, byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte) || (byte == b'.' && place > 0);
+    let write = |(place, byte): (usize, u8)| match plain(place, byte) {
+        true => char::from(byte).to_string(),
+        false => format!("%{byte:02X}"),
+    };
+    name.bytes().enumerate().map(write).collect()
+}
+
+/// The files of a folder with this extension, or its folders for `""`, by the names they stand for. The kind counts as
+/// read if there is such a folder.
+fn files(folder: &Path, extension: &str, state: &mut State, kind: Kind) -> Result<Vec<(String, PathBuf)>, String> {
+    if !folder.is_dir() {
+        return Ok(vec![]);
+    }
+    state.0.entry(kind).or_default();
+    let wrong = |e: std::io::Error| format!("{}: {e}", folder.display());
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(wrong)? {
+        let path = entry.map_err(wrong)?.path();
+        let belongs = match extension {
+            "" => path.is_dir(),
+            extension => path.extension().is_some_and(|found| found == extension),
+        };
+        let name = if extension.is_empty() { path.file_name() } else { path.file_stem() };
+        let Some(name) = name.and_then(|name| name.to_str()).filter(|_| belongs) else { continue };
+        let name = percent_encoding::percent_decode_str(name).decode_utf8();
+        let name = name.map_err(|e| format!("{}: {e}", path.display()))?.into_owned();
+        found.push((name, path));
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn all_files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() { all_files(&path, found) } else { found.push(path) }
+    }
+}
+
+/// The text of a file. The line break at its end belongs to the file, not to the text.
+fn text_of(file: &Path) -> Result<String, String> {
+    let text = std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
+    Ok(text.strip_suffix('\n').map(str::to_owned).unwrap_or(text))
+}
+
+fn json_of(file: &Path) -> Result<Value, String> {
+    serde_json::from_str(&text_of(file)?).map_err(|e| format!("{}: is not JSON: {e}", file.display()))
+}
+
+fn write(file: &Path, text: &str) -> Result<(), String> {
+    let folder = file.parent().unwrap_or(file);
+    std::fs::create_dir_all(folder)
+        .and_then(|()| std::fs::write(file, text))
+        .map_err(|e| format!("{}: {e}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_becomes_a_file_in_its_folder_and_back() {
+        for (name, file) in
+            [("booking.confirmed", "booking.confirmed"), ("../a b", "%2E.%2Fa%20b"), (".", "%2E"), ("ü", "%C3%BC")]
+        {
+            assert_eq!(escaped(name), file);
+            assert_eq!(percent_encoding::percent_decode_str(file).decode_utf8().unwrap(), name);
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut state = State::default();
+        let object = |value: Value| value.as_object().unwrap().clone();
+        state.put(Kind::Template, "guest", object(json!({
+            "event_type": "a", "channel": "email", "active": true, "once_per": "entity", "subject": "Hi", "text": "a\n", "html": "<p>\n</p>", "data": {"a": [1, null]},
+        })));
+        state.put(Kind::Layout, "page", object(json!({"kind": "layout", "source": "{{ content }}"})));
+        state.put(Kind::Layout, "foot", object(json!({"kind": "partial", "source": "bye"})));
+        state.put(Kind::List, "a/b", object(json!({"members": [{"kind": "user", "member": "1"}]})));
+        assert_eq!(state.write(folder.path()).unwrap(), Vec::<PathBuf>::new());
+        assert_eq!(State::read(folder.path()).unwrap(), state);
+        std::fs::write(folder.path().join("lists/old.json"), "{}").unwrap();
+        assert_eq!(state.write(folder.path()).unwrap(), [folder.path().join("lists/old.json")]);
+        std::fs::write(folder.path().join("lists/old.json"), r#"{"nonsense": 1}"#).unwrap();
+        let refused = State::read(folder.path()).unwrap_err();
+        assert!(refused.contains("lists/old.json: ") && refused.contains("nonsense"), "{refused}");
+    }
+}

@@ -1,0 +1,256 @@
+//! The rules for layouts, partials and content settings. A change says which templates get a new version before it is
+//! made, with `dry_run`.
+
+use postcommit_channel::model::short_name;
+use postcommit_channel::template::{Source, limits};
+use postcommit_engine::store::{
+    ContentSettings, EditError, LAYOUTS, LayoutDraft, LayoutRow, LayoutUse, TRIES, Waiting,
+};
+use serde_json::Value;
+
+use super::parts::{Layout, closure, included};
+use super::{Templates, compiled, is_still, language_tag, missing_of, overtaken, too_many, written};
+
+/// The kinds of layouts.
+pub const KINDS: [&str; 2] = ["layout", "partial"];
+/// The most bytes of the brand values, as JSON text.
+pub const BRAND_BYTES: usize = 16 * 1024;
+
+/// What a change of a layout or of the content settings did, or would do.
+#[derive(Debug, Default)]
+pub struct Effect {
+    /// Whether something was written, or would be.
+    pub is_changed: bool,
+    /// The ids of the templates that get a new version.
+    pub templates: Vec<String>,
+    /// The notifications of their event types that are not expanded yet: the change counts for them.
+    pub waiting: Waiting,
+}
+
+/// The content settings to set. `language: Some(None)` removes it.
+#[derive(Debug, Default, Clone)]
+pub struct SettingsChange {
+    pub language: Option<Option<String>>,
+    pub time_zone: Option<String>,
+    pub date_format: Option<String>,
+    pub missing: Option<String>,
+    /// Replaces all brand values.
+    pub brand: Option<Value>,
+}
+
+impl Templates<'_> {
+    pub async fn find_layout(&self, name: &str) -> Result<LayoutRow, EditError> {
+        let unknown = || EditError::Unknown { what: "layout", name: name.to_owned() };
+        self.store.layout(self.tenant, name).await?.ok_or_else(unknown)
+    }
+
+    /// Creates a layout or a partial. One of the name of a shipped layout replaces it, in templates that use it, too.
+    pub async fn create_layout(
+        &self,
+        name: &str,
+        kind: &str,
+        source: &str,
+        dry_run: bool,
+    ) -> Result<Effect, EditError> {
+        short_name("name", name).map_err(EditError::Refused)?;
+        if !KINDS.contains(&kind) {
+            let problem = format!("kind: {kind:?} is not known; allowed are {}", KINDS.join(", "));
+            return Err(EditError::Refused(problem));
+        }
+        let draft = LayoutDraft { name: name.to_owned(), kind: kind.to_owned(), source: source.to_owned() };
+        for _ in 0..TRIES {
+            let known = self.store.layouts_of(self.tenant).await?;
+            if known.iter().any(|layout| layout.name == name) {
+                return Err(EditError::Exists { what: "layout", name: name.to_owned() });
+            }
+            if known.len() >= LAYOUTS {
+                return Err(too_many(LAYOUTS, "layouts"));
+            }
+            if let Some(effect) = self.save(&draft, None, dry_run).await? {
+                return Ok(effect);
+            }
+        }
+        Err(overtaken("layout", name))
+    }
+
+    /// Changes the text of a layout, and makes new versions of the templates that use it. With a revision, it is done
+    /// only if the layout still has that revision.
+    pub async fn update_layout(
+        &self,
+        name: &str,
+        revision: Option<i32>,
+        source: Option<&str>,
+        dry_run: bool,
+    ) -> Result<Effect, EditError> {
+        for _ in 0..TRIES {
+            let from = self.find_layout(name).await?;
+            is_still("layout", name, revision, from.revision)?;
+            let source = source.unwrap_or(&from.source).to_owned();
+            if source == from.source {
+                return Ok(Effect { waiting: Waiting { count: 0, is_exact: true }, ..Effect::default() });
+            }
+            let draft = LayoutDraft { name: name.to_owned(), kind: from.kind.clone(), source };
+            if let Some(effect) = self.save(&draft, Some(&from), dry_run).await? {
+                return Ok(effect);
+            }
+        }
+        Err(overtaken("layout", name))
+    }
+
+    /// Checks and saves a layout. Returns `None` if others changed something in the meantime.
+    async fn save(
+        &self,
+        draft: &LayoutDraft,
+        from: Option<&LayoutRow>,
+        dry_run: bool,
+    ) -> Result<Option<Effect>, EditError> {
+        let last_change = self.store.last_template_change(self.tenant).await?;
+        let revision = from.map_or(0, |from| from.revision);
+        let mut used = self.uses_of(draft, revision).await?;
+        let (templates, event_types) = split(self.store.templates_using(self.tenant, &draft.name).await?);
+        (used.last_change, used.templates) = (last_change, templates);
+        self.check_users(&used).await?;
+        let waiting = self.store.waiting_of_types(self.tenant, &event_types).await?;
+        if dry_run || self.store.save_layout(self.tenant, draft, revision, &used).await? {
+            return Ok(Some(Effect { is_changed: true, templates: used.templates, waiting }));
+        }
+        Ok(None)
+    }
+
+    /// Compiles the layout with what it includes.
+    async fn uses_of(&self, draft: &LayoutDraft, revision: i32) -> Result<LayoutUse, EditError> {
+        if draft.source.len() > limits::LAYOUT_BYTES {
+            let (bytes, most) = (draft.source.len(), limits::LAYOUT_BYTES);
+            return Err(EditError::Refused(format!("source: has {bytes} bytes; at most {most} are allowed")));
+        }
+        let mut common = self.common().await?;
+        let (name, kind, source) = (draft.name.clone(), draft.kind.clone(), draft.source.clone());
+        common.layouts.insert(name.clone(), Layout { kind, source, revision });
+        let wanted = vec![("source".to_owned(), name)];
+        let (parts, made_from) = closure(wanted, &common.layouts, common.settings.revision)
+            .map_err(|error| of_source(error, &draft.name))?;
+        let (layout, html) = match draft.kind.as_str() {
+            "layout" => (Some(draft.name.clone()), String::new()),
+            _ => (None, format!("{{% include \"{}\" %}}", draft.name)),
+        };
+        let brand = common.settings.brand.clone();
+        let probe = Source { layout, html: Some(html), parts: parts.clone(), brand, ..common.empty() };
+        compiled(&probe).await.map_err(|error| of_source(error, &draft.name))?;
+        Ok(LayoutUse { parts, made_from, ..LayoutUse::default() })
+    }
+
+    /// Refuses a layout with which a template that uses it could no longer be compiled: with its layout and partials a
+    /// part has limits of its own.
+    async fn check_users(&self, used: &LayoutUse) -> Result<(), EditError> {
+        for id in &used.templates {
+            let mut source = self.source(id, self.find(id).await?.version).await?;
+            source.parts.extend(used.parts.clone());
+            compiled(&source).await.map_err(|error| match error {
+                EditError::Refused(problem) => {
+                    EditError::Refused(format!("source: template {id} could not be used with it: {problem}"))
+                }
+                other => other,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Deletes a layout that neither a template nor another layout uses.
+    pub async fn delete_layout(&self, name: &str) -> Result<(), EditError> {
+        for _ in 0..TRIES {
+            let found = self.find_layout(name).await?;
+            let (templates, _) = split(self.store.templates_using(self.tenant, name).await?);
+            let layouts = self.store.layouts_of(self.tenant).await?;
+            let including = layouts.iter().filter(|other| other.name != name && included(&other.source).contains(name));
+            let users: Vec<String> = templates
+                .iter()
+                .map(|id| format!("template {id}"))
+                .chain(including.map(|other| format!("{} {}", other.kind, other.name)))
+                .collect();
+            if !users.is_empty() {
+                let users = users.join(", ");
+                return Err(EditError::Conflict(format!("layout {name:?} is used by {users}; change these first")));
+            }
+            if self.store.delete_layout(&found).await? {
+                return Ok(());
+            }
+        }
+        Err(overtaken("layout", name))
+    }
+
+    /// Changes the content settings, and makes new versions of the templates that follow them.
+    pub async fn update_settings(
+        &self,
+        revision: Option<i32>,
+        change: &SettingsChange,
+        dry_run: bool,
+    ) -> Result<Effect, EditError> {
+        for _ in 0..TRIES {
+            let from = self.store.content_settings(self.tenant).await?;
+            is_still("content", "settings", revision, from.revision)?;
+            let to = settings_of(&from, change)?;
+            let (time_zone, date_format) = (to.time_zone.clone(), to.date_format.clone());
+            let text = Some(String::new());
+            compiled(&Source { text, time_zone, date_format, brand: to.brand.clone(), ..Source::default() }).await?;
+            if to == from {
+                return Ok(Effect { waiting: Waiting { count: 0, is_exact: true }, ..Effect::default() });
+            }
+            let last_change = self.store.last_template_change(self.tenant).await?;
+            let following = self.store.templates_following(self.tenant, &from, &to).await?;
+            let (templates, event_types) = split(following);
+            let waiting = self.store.waiting_of_types(self.tenant, &event_types).await?;
+            let both = (&from, &to);
+            if dry_run
+                || self
+                    .store
+                    .update_content_settings(self.tenant, both, last_change, &templates)
+                    .await
+                    .map_err(written)?
+            {
+                return Ok(Effect { is_changed: true, templates, waiting });
+            }
+        }
+        Err(overtaken("content", "settings"))
+    }
+}
+
+/// Names the field `source` in the problem of a layout, which names the layout itself.
+fn of_source(error: EditError, name: &str) -> EditError {
+    let own = [format!("layout {name}: "), format!("partial {name}: ")];
+    match error {
+        EditError::Refused(problem) => {
+            let rest = own.iter().find_map(|part| problem.strip_prefix(part.as_str()));
+            EditError::Refused(rest.map_or(problem.clone(), |rest| format!("source: {rest}")))
+        }
+        other => other,
+    }
+}
+
+/// The ids of templates, and their event types, each once.
+fn split(templates: Vec<(String, String)>) -> (Vec<String>, Vec<String>) {
+    let (ids, mut event_types): (Vec<_>, Vec<_>) = templates.into_iter().unzip();
+    event_types.sort_unstable();
+    event_types.dedup();
+    (ids, event_types)
+}
+
+fn settings_of(from: &ContentSettings, change: &SettingsChange) -> Result<ContentSettings, EditError> {
+    let mut to = from.clone();
+    if let Some(language) = &change.language {
+        to.language = language.as_deref().map(|tag| language_tag("language", tag)).transpose()?;
+    }
+    if let Some(missing) = &change.missing {
+        to.missing = missing_of(missing)?;
+    }
+    to.time_zone = change.time_zone.clone().unwrap_or(to.time_zone);
+    to.date_format = change.date_format.clone().unwrap_or(to.date_format);
+    to.brand = change.brand.clone().unwrap_or(to.brand);
+    if !to.brand.is_object() {
+        return Err(EditError::Refused("brand: must be a JSON object".into()));
+    }
+    let bytes = to.brand.to_string().len();
+    if bytes > BRAND_BYTES {
+        return Err(EditError::Refused(format!("brand: has {bytes} bytes; at most {BRAND_BYTES} are allowed")));
+    }
+    Ok(to)
+}

@@ -1,0 +1,155 @@
+//! Renders a version of a template without sending it.
+
+use postcommit_channel::template::sms::{Segments, segments};
+use postcommit_channel::template::{Compiled, FlatPayload, Input, Note, Warning, default_address};
+use postcommit_engine::store::EditError;
+use serde::Serialize;
+use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::{Templates, compiled, stopped};
+
+/// What to render, and with what.
+#[derive(Debug, Default)]
+pub struct Wanted {
+    /// The version. Default: the one that is used.
+    pub version: Option<i32>,
+    /// The event's data. Default: the sample of the event type, or else its newest event.
+    pub payload: Option<Value>,
+    /// A past notification whose data is used.
+    pub notification: Option<Uuid>,
+    /// The user that is written to.
+    pub user: Option<Value>,
+    pub language: Option<String>,
+    pub time_zone: Option<String>,
+}
+
+/// A message as it would be sent.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Preview {
+    /// The template.
+    pub template: String,
+    /// The version that was rendered.
+    pub version: i32,
+    /// The channel.
+    pub channel: String,
+    /// Where the data comes from: `given`, `notification`, `sample`, `newest event` or `none`.
+    pub data_from: &'static str,
+    /// The address that the template gives, if it gives one.
+    pub to: Option<String>,
+    /// The subject or heading.
+    pub subject: Option<String>,
+    /// The message as plain text.
+    pub text: Option<String>,
+    /// The message as HTML.
+    pub html: Option<String>,
+    /// The channel's own data.
+    #[schema(value_type = Option<Object>)]
+    pub data: Option<Value>,
+    /// How an SMS is split. Only for the channel `sms`.
+    pub sms: Option<Segments>,
+    /// What to know about the rendering.
+    pub warnings: Vec<Warning>,
+    /// Why nothing would be sent, if so.
+    pub failure: Option<RenderFailure>,
+}
+
+/// Why a template could not be rendered.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RenderFailure {
+    /// The code that a delivery would be parked with.
+    pub code: &'static str,
+    /// A sentence for people.
+    pub detail: String,
+}
+
+/// The notification that a preview renders: a past one, or the data alone.
+struct Event {
+    from: &'static str,
+    payload: Box<RawValue>,
+    notification: Option<postcommit_channel::model::StoredNotification>,
+}
+
+impl Templates<'_> {
+    /// Renders a version with sample data or a past notification.
+    pub async fn preview(&self, id: &str, wanted: Wanted) -> Result<Preview, EditError> {
+        let template = self.find(id).await?;
+        let version = wanted.version.unwrap_or(template.version);
+        let compiled = compiled(&self.source(id, version).await?).await?;
+        let event = self.event(&template.draft.event_type, &wanted).await?;
+        let draft = template.draft;
+        let rendered = tokio::task::spawn_blocking(move || {
+            let payload = FlatPayload::new(&event.payload);
+            let alone = Note { event_type: &draft.event_type, ..Note::default() };
+            let input = Input {
+                payload: &payload,
+                note: event.notification.as_ref().map_or(alone, Note::from),
+                user: wanted.user.as_ref(),
+                language: wanted
+                    .language
+                    .as_deref()
+                    .or(Some(&draft.language).filter(|tag| !tag.is_empty()).map(|tag| tag.as_str())),
+                time_zone: wanted.time_zone.as_deref(),
+            };
+            let (template, channel, data_from) = (draft.id.clone(), draft.channel.clone(), event.from);
+            rendered(&compiled, &input, Preview::empty(template, version, channel, data_from))
+        });
+        rendered.await.map_err(|e| stopped(&e))
+    }
+
+    async fn event(&self, event_type: &str, wanted: &Wanted) -> Result<Event, EditError> {
+        if let Some(id) = wanted.notification {
+            let found = self.store.notification(Some(self.tenant), id).await?;
+            let found = found.ok_or_else(|| EditError::Unknown { what: "notification", name: id.to_string() })?;
+            return Ok(Event { from: "notification", payload: found.payload.clone(), notification: Some(found) });
+        }
+        let event = |from, payload| Event { from, payload, notification: None };
+        if let Some(given) = &wanted.payload {
+            return Ok(event("given", to_raw_value(given).unwrap_or_default()));
+        }
+        let declared = self.store.event_type(self.tenant, event_type).await?;
+        if let Some(sample) = declared.and_then(|declared| declared.event_type.sample) {
+            return Ok(event("sample", to_raw_value(&sample).unwrap_or_default()));
+        }
+        match self.store.recent_payloads(self.tenant, event_type, 1).await?.pop() {
+            Some(payload) => Ok(event("newest event", payload)),
+            None => Ok(event("none", to_raw_value(&serde_json::json!({})).unwrap_or_default())),
+        }
+    }
+}
+
+impl Preview {
+    fn empty(template: String, version: i32, channel: String, data_from: &'static str) -> Self {
+        let (to, subject, text, html) = (None, None, None, None);
+        let (data, sms, warnings, failure) = (None, None, vec![], None);
+        Self { template, version, channel, data_from, to, subject, text, html, data, sms, warnings, failure }
+    }
+}
+
+fn rendered(compiled: &Compiled, input: &Input<'_>, mut preview: Preview) -> Preview {
+    let result = compiled.address(input).and_then(|to| Ok((to, compiled.render(input)?)));
+    let (to, (content, warnings)) = match result {
+        Ok(rendered) => rendered,
+        Err(failure) => {
+            preview.failure = Some(RenderFailure { code: failure.code(), detail: failure.to_string() });
+            return preview;
+        }
+    };
+    preview.warnings = warnings;
+    preview.to = to.or_else(|| match default_address(&preview.channel, input.payload) {
+        Ok(address) => address,
+        Err(ambiguous) => {
+            let message = ambiguous.to_string();
+            preview.warnings.push(Warning { part: "to".into(), line: None, column: None, message, placeholder: None });
+            None
+        }
+    });
+    if preview.channel == "sms" {
+        preview.sms = content.text.as_deref().map(segments);
+    }
+    preview.data = content.data.as_ref().and_then(|data| serde_json::from_str(data.get()).ok());
+    (preview.subject, preview.text, preview.html) = (content.subject, content.text, content.html);
+    preview
+}
