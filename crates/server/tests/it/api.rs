@@ -3,8 +3,8 @@
 //! - `app`: the test fixture;
 //! - `walk`: every operation of `/openapi.json`, by permitted and forbidden callers, and across two tenants;
 //! - `repeated`: one key many times, with the server killed in between; `hostile`: malicious bodies;
-//! - `stories`, `parked`, `lists`, `providers`, `hosts`: requests and their answers; `tenants`, `sessions`, `limits`,
-//!   `roles`: permissions and limits.
+//! - `audience`, `stories`, `parked`, `lists`, `recipients`, `providers`, `templates`, `hosts`, `kpis`: requests and their answers; `tenants`,
+//!   `sessions`, `limits`, `roles`: permissions and limits.
 
 /// Runs each test on either database, which is passed to it.
 macro_rules! on_both {
@@ -33,19 +33,23 @@ pub(crate) use on_both;
 
 pub mod app;
 pub use app::App;
+mod audience;
 mod hostile;
 mod hosts;
+mod kpis;
 
 mod limits;
 mod lists;
 mod pages;
 mod parked;
 mod providers;
+mod recipients;
 mod repeated;
 mod resend;
 mod roles;
 mod sessions;
 mod stories;
+mod templates;
 mod tenants;
 mod unreadable;
 mod walk;

@@ -2,11 +2,16 @@
 
 mod access;
 mod act;
+mod audience;
+mod files;
 mod first_days;
 mod operate;
 mod passes;
 mod quick_start;
+mod secrets;
 mod settings;
+mod templates;
+mod transfer;
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -98,7 +103,7 @@ impl Shell {
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_postcommit"));
         command.args(arguments).current_dir(self.folder.path());
-        for variable in ["POSTCOMMIT_DATABASE_URL", "POSTCOMMIT_CRASH", "POSTCOMMIT_OUTPUT"] {
+        for variable in ["POSTCOMMIT_DATABASE_URL", "DATABASE_URL", "POSTCOMMIT_CRASH", "POSTCOMMIT_OUTPUT"] {
             command.env_remove(variable);
         }
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
@@ -107,6 +112,13 @@ impl Shell {
 
     pub fn run(&self, arguments: &[&str]) -> Ran {
         self.command(arguments).output().unwrap().into()
+    }
+
+    /// An empty folder elsewhere, with the same database.
+    pub fn elsewhere(&self) -> Self {
+        let own = format!("sqlite:{}", self.path().join("postcommit-data/postcommit.db").display());
+        let known = self.environment.iter().find(|(name, _)| name == "POSTCOMMIT_DATABASE_URL").map(|(_, url)| url);
+        Self::empty().with("POSTCOMMIT_DATABASE_URL", known.unwrap_or(&own))
     }
 
     /// Enqueues and returns the id.

@@ -42,9 +42,26 @@ fn connections_cut_again_and_again_under_load_lose_nothing() {
                 thread::sleep(Duration::from_millis(50));
                 receiver.requests().len() >= NOTES * 2 / 3
             });
-            println!("{guarantee}: {cut} connections cut");
+            println!("{guarantee:?}: {cut} connections cut");
         });
     }
+}
+
+#[test]
+fn an_outage_of_postgresql_is_logged_when_it_begins_and_when_it_ends() {
+    let mut cluster = Cluster::start();
+    let installation = Installation::on(&cluster, Hooks::of(Guarantee::Idempotent));
+    let server = installation.serve();
+    cluster.stop_immediate();
+    let lost = server.wait_for_line("the database is lost");
+    assert!(lost.contains("ERROR"), "{lost}");
+    cluster.start_again();
+    let back = server.wait_for_line("the database is back");
+    assert!(back.contains("INFO"), "{back}");
+    let lines = server.output();
+    let count = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
+    assert_eq!((count("the database is lost"), count("the database is back")), (1, 1), "{lines:#?}");
+    assert!(is_alive(&server));
 }
 
 fn under_load(guarantee: Guarantee, disturb: impl FnOnce(&mut Cluster, &Installation, &HttpServer)) {
@@ -65,13 +82,13 @@ fn under_load(guarantee: Guarantee, disturb: impl FnOnce(&mut Cluster, &Installa
     let records = Records::read(told, &installation, &receiver, receiver.effects_by("webhook-id"));
     // There is one worker and no takeover: a late result here is the worker's own settle, which was committed although
     // the connection broke.
-    println!("{guarantee}: {:?}, {} noted as late", records.counts(), stale_settles(&installation));
-    assert_eq!(records.violations(guarantee), Vec::<String>::new(), "{guarantee}");
-    assert_eq!(records.counts().sent + records.counts().parked, NOTES + NOTES / 2, "{guarantee}");
+    println!("{guarantee:?}: {:?}, {} noted as late", records.counts(), stale_settles(&installation));
+    assert_eq!(records.violations(guarantee), Vec::<String>::new(), "{guarantee:?}");
+    assert_eq!(records.counts().sent + records.counts().parked, NOTES + NOTES / 2, "{guarantee:?}");
     // N11: no session of the product is left idle in a transaction.
     let forgotten = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'postcommit' AND state LIKE 'idle in transaction%'
         AND clock_timestamp() - state_change > interval '5 seconds'";
-    assert_eq!(installation.count(forgotten), 0, "{guarantee}");
+    assert_eq!(installation.count(forgotten), 0, "{guarantee:?}");
     let idle = "SELECT count(*) \
         FROM pg_stat_activity \
         WHERE application_name = 'postcommit' AND state LIKE 'idle in transaction%'";

@@ -6,6 +6,9 @@ use std::process::{Command, Output};
 
 use postcommit_engine::db::Value;
 use postcommit_engine::store::Store;
+use postcommit_testkit::{Child, Cluster};
+
+use crate::installation::wait_until;
 
 /// The fenced block of this name on a page.
 pub fn snippet(page: &str, name: &str) -> String {
@@ -143,6 +146,127 @@ fn commands_in_the_documentation_exist() {
     assert!(seen.len() > 15, "only {seen:?} were found: has the form of the pages changed?");
 }
 
+/// One sentence says what Postcommit does: neither `--help` nor the API's description claims more than the README.
+#[test]
+fn help_and_description_claim_what_the_readme_claims() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let read = |file: &str| std::fs::read_to_string(root.join(file)).unwrap();
+    let readme = read("README.md");
+    let claim = readme.lines().nth(2).unwrap();
+    let help = Command::new(env!("CARGO_BIN_EXE_postcommit")).arg("--help").output().unwrap();
+    assert_eq!(succeeds("--help", &help).lines().next(), Some(claim));
+    let description: serde_json::Value = serde_json::from_str(&read("docs/openapi.json")).unwrap();
+    assert_eq!(description["info"]["description"], claim);
+}
+
+/// Every `section.name` between backticks whose section is one of the settings is an existing setting.
+#[test]
+fn settings_in_the_documentation_exist() {
+    let shown = crate::cli::Shell::ready().run(&["config", "show", "-o", "json"]).ends(0).json();
+    let known: BTreeSet<&str> = shown.as_array().unwrap().iter().filter_map(|row| row["setting"].as_str()).collect();
+    let sections: BTreeSet<&str> = known.iter().filter_map(|name| Some(name.split_once('.')?.0)).collect();
+    let mut seen = BTreeSet::new();
+    for (page, text) in pages() {
+        for span in text.split('`').skip(1).step_by(2) {
+            let is_setting = span.split_once('.').is_some_and(|(section, name)| {
+                sections.contains(section)
+                    && !name.is_empty()
+                    && name.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+            });
+            // The last words of a file's name, such as `server.md`.
+            if is_setting && !span.ends_with(".md") {
+                assert!(known.contains(span), "{page}: `{span}` is no setting");
+                seen.insert(span.to_owned());
+            }
+        }
+    }
+    assert!(seen.len() > 30, "only {seen:?} were found: has the form of the pages changed?");
+}
+
+/// The heading's name in a link, as GitHub makes it.
+fn anchor(heading: &str) -> String {
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.collect::<String>().to_lowercase().replace(' ', "-")
+}
+
+/// Links between pages lead to files and sections that are there.
+#[test]
+fn links_in_the_documentation_lead_somewhere() {
+    let prose = |text: &str| text.split("```").step_by(2).collect::<String>().replace('\n', " ");
+    let mut followed = 0;
+    for (page, text) in pages() {
+        for link in prose(&text).split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if link.starts_with("http") {
+                continue;
+            }
+            let (file, section) = link.split_once('#').unwrap_or((link, ""));
+            let target = Path::new(&page).parent().unwrap().join(file);
+            let target = if file.is_empty() { Path::new(&page) } else { &target };
+            assert!(target.exists(), "{page}: {link} leads to no file");
+            if !section.is_empty() {
+                let there = std::fs::read_to_string(target).unwrap();
+                let mut headings = there.lines().filter(|line| line.starts_with('#'));
+                let is_there = headings.any(|line| anchor(line.trim_start_matches('#').trim()) == section);
+                assert!(is_there, "{page}: {link} leads to no section");
+            }
+            followed += 1;
+        }
+    }
+    assert!(followed > 60, "only {followed} were found: has the form of the pages changed?");
+}
+
+/// Whether a quote of the command does not end in it.
+fn is_open(command: &str) -> bool {
+    let is_odd = |quote: char| command.replace("\\\"", "").matches(quote).count() % 2 == 1;
+    is_odd('\'') || is_odd('"')
+}
+
+/// The walk-through of the README, command by command, on a cluster of its own.
+#[test]
+fn the_walk_through_on_postgresql_ends_in_sent() {
+    let (cluster, folder) = (Cluster::start(), tempfile::tempdir().unwrap());
+    let commands = console("README.md");
+    let place = |wanted: &str| commands.iter().position(|command| command.starts_with(wanted)).expect(wanted);
+    let walk = &commands[place("export ADMIN=")..=place("postcommit deliveries list")];
+    let binaries = Path::new(env!("CARGO_BIN_EXE_postcommit")).parent().unwrap().display().to_string();
+    let path = format!("{binaries}:{}", std::env::var("PATH").unwrap());
+    let mut environment = vec![("PATH".to_owned(), path), ("POSTCOMMIT_SERVER_LISTEN".into(), "127.0.0.1:0".into())];
+    let (mut server, mut said) = (None, String::new());
+    for command in walk {
+        let command = command.replace("localhost", &cluster.addr().to_string());
+        let shell = |command: &str, environment: &[(String, String)]| {
+            let mut shell = Command::new("bash");
+            shell.args(["-o", "pipefail", "-c", command]).current_dir(folder.path());
+            shell.env_remove("DATABASE_URL").env_remove("POSTCOMMIT_DATABASE_URL");
+            shell.envs(environment.iter().cloned());
+            shell
+        };
+        if let Some((name, value)) = command.strip_prefix("export ").and_then(|pair| pair.split_once('=')) {
+            environment.push((name.to_owned(), value.to_owned()));
+        } else if let Some(command) = command.strip_suffix(" &") {
+            let child = Child::spawn(shell(&format!("exec {command}"), &environment));
+            child.wait_for_line("is ready");
+            server = Some(child);
+        } else if command == "postcommit deliveries list" {
+            let list = || String::from_utf8(shell(&command, &environment).output().unwrap().stdout).unwrap();
+            wait_until("the notification is sent", || list().contains("  sent "));
+        } else {
+            let ran = shell(&command, &environment).output().unwrap();
+            said.push_str(&String::from_utf8_lossy(&ran.stderr));
+            succeeds(&command, &ran);
+        }
+    }
+    let server = server.expect("a command that serves");
+    said.push_str(&server.output().join("\n"));
+    assert!(
+        said.contains("/booking (flag --database-url)") && said.contains("/booking (environment DATABASE_URL)"),
+        "{said}"
+    );
+    assert!(!said.contains("choose-"), "a password is not printed: {said}");
+    server.term();
+    server.wait();
+}
+
 /// The commands of a page's `console` blocks, with their continuation lines.
 fn console(page: &str) -> Vec<String> {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page)).unwrap();
@@ -153,10 +277,10 @@ fn console(page: &str) -> Vec<String> {
             inside = line == "```console";
         } else if let (true, Some(command)) = (inside, line.strip_prefix("$ ")) {
             commands.push(command.to_owned());
-            goes_on = command.matches('\'').count() % 2 == 1;
+            goes_on = is_open(command);
         } else if let (true, true, Some(command)) = (inside, goes_on, commands.last_mut()) {
             command.push_str(&format!("\n{line}"));
-            goes_on = command.matches('\'').count() % 2 == 1;
+            goes_on = is_open(command);
         }
     }
     commands
@@ -184,4 +308,33 @@ fn the_requests_of_the_documentation_are_answered() {
         typed += 1;
     }
     assert!(typed >= 5, "only {typed} were found: has the form of the pages changed?");
+}
+
+/// The keys `booking:1:confirmed:1` in a block, also those made by `key.of("booking", 1, "confirmed", 1)`.
+fn keys_in(block: &str) -> BTreeSet<String> {
+    let plain: String = block.chars().filter(|c| !matches!(c, '"' | '\'' | ' ' | '(' | ')')).collect();
+    let plain = plain.replace(',', ":");
+    let key = |rest: &str| {
+        let mut parts = rest.splitn(4, |c: char| !c.is_ascii_alphanumeric());
+        let (id, event, version) = (parts.next()?, parts.next()?, parts.next()?);
+        let all_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        (all_digits(id) && all_digits(version)).then(|| format!("booking:{id}:{event}:{version}"))
+    };
+    plain.match_indices("booking:").filter_map(|(at, word)| key(&plain[at + word.len()..])).collect()
+}
+
+/// A reader who tries one example after the other in one database must not meet a conflict.
+#[test]
+fn no_two_examples_share_a_key() {
+    let pages =
+        ["README.md", "docs/enqueue.md", "docs/clients.md", "clients/python/README.md", "clients/typescript/README.md"];
+    let mut seen = BTreeSet::new();
+    for page in pages.into_iter().chain(["docs/api.md"]) {
+        let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page)).unwrap();
+        let blocks = text.split("\n```").skip(1).step_by(2);
+        for key in blocks.flat_map(keys_in) {
+            assert!(seen.insert(key.clone()), "{page}: {key} is used by an earlier example");
+        }
+    }
+    assert!(seen.len() > 15, "{seen:?}");
 }

@@ -30,7 +30,7 @@ fn together(kind: Kind, guarantees: &[Guarantee], run: fn(Kind, Hooks)) {
 
 fn overtake(kind: Kind, hooks: Hooks) {
     let Hooks { guarantee, by_rows, .. } = hooks;
-    let case = format!("{kind:?}, {guarantee}, by rows: {by_rows}");
+    let case = format!("{kind:?}, {guarantee:?}, by rows: {by_rows}");
     let installation = Installation::new(kind, hooks);
     let receiver = HttpServer::start(|request| if request.n == 1 { Reply::ok().slow() } else { Reply::ok() });
     let told = enqueue_one(&installation, &receiver);
@@ -47,7 +47,7 @@ fn overtake(kind: Kind, hooks: Hooks) {
     // Now the first request is answered with success, which is too late.
     receiver.release();
     frozen.cont();
-    frozen.wait_for_line("a result came after its lease had passed to another worker");
+    frozen.wait_for_line("the result of a send came after the lease of its delivery had gone to another worker");
     frozen.term();
     frozen.wait();
     assert_eq!(ledger(&installation), before, "{case}: the late result changed the ledger");
@@ -73,7 +73,7 @@ fn a_late_result_is_refused_while_the_next_attempt_is_under_way() {
 
 fn meet_the_next_attempt(kind: Kind, hooks: Hooks) {
     let Hooks { guarantee, by_rows, .. } = hooks;
-    let case = format!("{kind:?}, {guarantee}, by rows: {by_rows}");
+    let case = format!("{kind:?}, {guarantee:?}, by rows: {by_rows}");
     let installation = Installation::new(kind, hooks);
     let receiver = HttpServer::start(|_| Reply::ok().slow());
     let told = enqueue_one(&installation, &receiver);
@@ -86,7 +86,7 @@ fn meet_the_next_attempt(kind: Kind, hooks: Hooks) {
     wait_until("the second request", || receiver.requests().len() == 2);
     frozen.cont();
     // The answer was there when the worker continued: a success of an attempt that is no longer the current one.
-    frozen.wait_for_line("a result came after its lease had passed to another worker");
+    frozen.wait_for_line("the result of a send came after the lease of its delivery had gone to another worker");
     assert_eq!(ledger(&installation), Vec::<Vec<String>>::new(), "{case}: only the present attempt may end it");
     receiver.release();
     installation.wait_until_quiet();
@@ -137,7 +137,7 @@ fn frozen_before_announcing(kind: Kind, receiver: &HttpServer) -> (Installation,
 
 fn enqueue_one(installation: &Installation, receiver: &HttpServer) -> Told {
     let target = format!("webhook:{}", addresses(&receiver.url("/hook"), 1)[0]);
-    let id = installation.run(&["enqueue", "case.made", "--to", &target, "--key", "k"]).trim().to_owned();
+    let id = installation.run(&["enqueue", "case.made", "--to", &target, "--idempotency-key", "k"]).trim().to_owned();
     Told(vec![Answer { key: "k".into(), id, targets: 1 }])
 }
 

@@ -1,6 +1,7 @@
 //! Inboxes over HTTP, as applications and browsers use them; on both databases.
 
 mod browser;
+mod misconfigured;
 mod stream;
 
 use std::net::SocketAddr;
@@ -65,6 +66,16 @@ impl Place {
         let address =
             line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).and_then(|at| at.trim().parse().ok());
         Server { child, address: address.unwrap_or_else(|| panic!("no address in {line:?}")) }
+    }
+
+    /// The token of a new sign-in link.
+    fn login_token(&self) -> String {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_postcommit"));
+        command.args(["--database-url", &self.url, "keys", "login-link"]).current_dir(self.folder.path());
+        let output = command.env_remove("POSTCOMMIT_DATABASE_URL").output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        let token = said.split("token=").nth(1).unwrap_or_else(|| panic!("no link: {said}"));
+        token.split_whitespace().next().unwrap().to_owned()
     }
 
     /// Enqueues by plain SQL.

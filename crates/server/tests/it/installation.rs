@@ -1,11 +1,11 @@
 //! A database, a settings folder and a webhook provider: what the binary needs to run, possibly as several processes.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+pub use postcommit_channel::model::Guarantee;
 use postcommit_engine::db::schema_hash;
 use postcommit_engine::store::Store;
 use postcommit_testkit::{Child, Postgres, TestDatabase};
@@ -23,31 +23,6 @@ pub type Row = Vec<String>;
 pub enum Kind {
     Postgres,
     Sqlite,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Guarantee {
-    Idempotent,
-    AtMostOnce,
-    AtLeastOnce,
-}
-
-impl Guarantee {
-    pub const ALL: [Self; 3] = [Self::Idempotent, Self::AtMostOnce, Self::AtLeastOnce];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Idempotent => "idempotent",
-            Self::AtMostOnce => "at_most_once",
-            Self::AtLeastOnce => "at_least_once",
-        }
-    }
-}
-
-impl fmt::Display for Guarantee {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
 }
 
 /// The settings of the provider `hooks` that tests choose.

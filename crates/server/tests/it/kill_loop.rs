@@ -36,7 +36,7 @@ fn kill_loop_on_sqlite_never_sends_an_at_most_once_twice() {
 fn kill_loop(kind: Kind, guarantee: Guarantee) {
     let (notes, kills) = if full_form() { (20_000, 50) } else { (1_500, 6) };
     let mut chance = Chance::new();
-    println!("{kind:?}, {guarantee}: POSTCOMMIT_SEED={}", chance.0);
+    println!("{kind:?}, {guarantee:?}: POSTCOMMIT_SEED={}", chance.0);
     let installation = Installation::new(kind, Hooks::of(guarantee));
     let receiver = Receiver::start(&installation.path("journal"));
     let told = std::thread::scope(|scope| {
@@ -52,7 +52,7 @@ fn kill_loop(kind: Kind, guarantee: Guarantee) {
     );
     let records = Records::read(told, &installation, receiver.server(), receiver.counts());
     let counts = records.counts();
-    println!("{kind:?}, {guarantee}: {kills} kills, {counts:?}");
+    println!("{kind:?}, {guarantee:?}: {kills} kills, {counts:?}");
     assert_eq!(records.violations(guarantee), Vec::<String>::new());
     let Counts { notifications, targets, sent, parked, .. } = counts;
     assert_eq!((notifications, targets, sent + parked), (notes, notes + notes / 2, notes + notes / 2));

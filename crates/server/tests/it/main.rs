@@ -7,7 +7,9 @@
 //!   guarantee;
 //! - `kill_loop`: a load, and SIGKILL repeatedly at random moments;
 //! - `frozen`: a worker that is frozen past its lease while a request is in flight;
+//! - `failover`: one of two servers dies;
 //! - `database_faults`: PostgreSQL crashes and cut connections under load;
+//! - `silent_database`: a port that accepts connections and never answers;
 //! - `installation`: the test fixture; `records`: the three records and their comparison.
 //!
 //! Beside it: `api`, the HTTP API for permitted, forbidden and malicious callers; `fuzz`, the API against its OpenAPI
@@ -25,6 +27,7 @@ mod database_faults;
 mod docs;
 mod door;
 mod durable;
+mod failover;
 mod frozen;
 mod fuzz;
 mod inbox;
@@ -33,3 +36,4 @@ mod kill_loop;
 mod observability;
 mod records;
 mod refusal;
+mod silent_database;

@@ -1,10 +1,12 @@
 //! Observability of a running server: metrics, traces, logs; and that alerts and dashboards name existing metrics.
 
+mod collector;
+
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Output, Stdio};
 
 use postcommit_testkit::{Child, HttpClient, HttpServer, Reply};
 use serde_json::Value;
@@ -61,6 +63,8 @@ fn a11_every_metric_that_alerts_and_dashboard_name_exists() {
         assert!(named.len() > 8, "{named:?}");
         assert_eq!(named.difference(&told).collect::<Vec<_>>(), Vec::<&String>::new(), "{file}");
     }
+    let on_the_page = named("../docs/names.md");
+    assert!(on_the_page.is_subset(&told) && !on_the_page.is_empty(), "{on_the_page:?}");
     // The dashboard shows every metric.
     let unseen: Vec<_> = told
         .difference(&named("grafana/postcommit.json"))
@@ -70,22 +74,51 @@ fn a11_every_metric_that_alerts_and_dashboard_name_exists() {
     assert_eq!(unseen, Vec::<String>::new());
 }
 
+/// The `runbook_url` of an alert leads to its section in docs/monitoring.md.
+#[test]
+fn a11_every_alert_says_what_to_do() {
+    let rules = std::fs::read_to_string(deploy("prometheus/alerts.yml")).unwrap();
+    let page = std::fs::read_to_string(deploy("../docs/monitoring.md")).unwrap();
+    let after = |start: &'static str| {
+        rules.lines().filter_map(move |line| line.trim().strip_prefix(start)).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let (alerts, links) = (after("- alert: "), after("runbook_url: "));
+    assert!(alerts.len() > 10);
+    let repository = "https://github.com/postcommit/postcommit/blob/main/docs/monitoring.md#";
+    let expected: Vec<_> = alerts.iter().map(|name| format!("{repository}{}", name.to_lowercase())).collect();
+    assert_eq!(links, expected);
+    let sections: Vec<_> = page.lines().filter_map(|line| line.strip_prefix("### ")).collect();
+    assert_eq!(sections, alerts, "one section for each alert, in the same order");
+}
+
+/// Runs promtool, which comes with Debian's package `prometheus`, and asserts that it found nothing wrong.
+fn promtool(arguments: &[&str], input: &str) {
+    let mut command = Command::new("promtool");
+    command.args(arguments).current_dir(deploy("prometheus"));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let missing = "promtool is missing; ./scripts/test installs it: Debian's package prometheus";
+    let mut process = command.spawn().unwrap_or_else(|problem| panic!("{missing}: {problem}"));
+    process.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let Output { status, stdout, stderr } = process.wait_with_output().unwrap();
+    let said = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    assert!(status.success(), "promtool {arguments:?}: {said}");
+}
+
 #[test]
 fn a11_promtool_accepts_rules_and_their_tests() {
-    let promtool =
-        |arguments: &[&str]| Command::new("promtool").args(arguments).current_dir(deploy("prometheus")).output();
-    let Ok(checked) = promtool(&["check", "rules", "alerts.yml"]) else {
-        println!("promtool is not installed: the rules are checked elsewhere");
-        return;
-    };
-    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
-    let tested = promtool(&["test", "rules", "alerts_test.yml"]).unwrap();
-    assert!(
-        tested.status.success(),
-        "{}{}",
-        String::from_utf8_lossy(&tested.stdout),
-        String::from_utf8_lossy(&tested.stderr)
-    );
+    promtool(&["check", "rules", "alerts.yml"], "");
+    promtool(&["test", "rules", "alerts_test.yml"], "");
+}
+
+#[test]
+fn a10_promtool_accepts_the_metrics() {
+    let shell = Shell::ready();
+    let (_server, address) = serve(&shell);
+    shell.run(&["enqueue", "booking.confirmed", "--to", "email:guest@example.com", "--wait"]).ends(0);
+    let answer = get(&address, "/metrics", "");
+    let text = answer.split_once("\r\n\r\n").unwrap().1;
+    assert!(text.contains("postcommit_send_seconds_bucket{event_type=\"booking.confirmed\""), "{text}");
+    promtool(&["check", "metrics"], text);
 }
 
 #[test]
@@ -117,7 +150,10 @@ fn on_other_addresses_than_loopback_metrics_need_a_token() {
         .with("POSTCOMMIT_SERVER_TRUSTED_PROXIES", "127.0.0.1/32");
     let (_server, address) = serve(&shell);
     let refused = get(&address, "/metrics", "");
-    assert!(refused.starts_with("HTTP/1.1 401") && refused.contains("with no proxy before it"), "{refused}");
+    assert!(
+        refused.starts_with("HTTP/1.1 401") && refused.contains("listens on loopback and trusts no proxy"),
+        "{refused}"
+    );
     assert!(get(&address, "/metrics", "authorization: Bearer 0123456789abcdeX\r\n").starts_with("HTTP/1.1 401"));
     assert!(get(&address, "/metrics", &format!("authorization: Bearer {token}\r\n")).starts_with("HTTP/1.1 200"));
     assert!(!shell.run(&["config", "show"]).ends(0).stdout.contains(token));
@@ -218,7 +254,7 @@ fn an_unreachable_collector_costs_only_spans() {
     let shell = Shell::ready().with("POSTCOMMIT_TELEMETRY_OTLP_ENDPOINT", &gone.url("/v1/traces"));
     let (server, _) = serve(&shell);
     shell.run(&["enqueue", "a", "--to", "email:guest@example.com", "--wait"]).ends(0);
-    server.wait_for_line("the collector of traces does not take them");
+    server.wait_for_line("the OTLP collector does not accept spans");
     server.term();
     assert!(server.wait().success());
 }
@@ -274,7 +310,7 @@ fn logs_contain_no_secret_no_address_and_no_content() {
     plant(&shell, &receiver);
     let (server, address) = serve(&shell);
     // One is sent, one is retried, one is parked: each on a channel of its own.
-    server.wait_for_line("delivery failed, trying again later");
+    server.wait_for_line("an attempt failed; the delivery is tried again later");
     server.wait_for_lines("delivery parked, operator action needed", 2);
     get(&address, "/canary-hook-path?q=canary-body", "authorization: Bearer metrics-canary-0001\r\n");
     server.term();
@@ -324,14 +360,14 @@ fn e10_kpis_by_hand() {
     shell.dispatch();
     shell.enqueue("a", &["--due-at", "2099-01-01T00:00:00Z"]);
     let kpis = shell.run(&["kpis", "--by", "site", "-o", "json"]).ends(0).json();
-    assert_eq!((&kpis["total"]["delivered"], &kpis["total"]["queue"]["scheduled"]), (&3.into(), &1.into()));
-    let goa = kpis["sites"].as_array().unwrap().iter().find(|site| site["site"] == "goa").unwrap();
-    assert_eq!(goa["delivered"], 2);
+    assert_eq!((&kpis["total"]["captured"], &kpis["total"]["queue"]["scheduled"]), (&3.into(), &1.into()));
+    let goa = kpis["groups"].as_array().unwrap().iter().find(|one| one["label"] == "goa").unwrap();
+    assert_eq!((&kpis["by"], &goa["delivered"], &goa["captured"]), (&"site".into(), &0.into(), &2.into()));
     let shown = shell.run(&["kpis", "--by", "site"]).ends(0).stdout;
     assert!(
         shown.contains("(no site)") && shown.contains("DELIVERED") && shown.contains("in the last 60 minutes"),
         "{shown}"
     );
     assert!(shell.run(&["kpis", "--tenant", "nobody"]).ends(3).stderr.contains("there is no tenant"));
-    shell.run(&["kpis", "--interval", "1"]).ends(2);
+    shell.run(&["kpis", "--interval-s", "1"]).ends(2);
 }

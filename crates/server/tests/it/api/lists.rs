@@ -117,17 +117,22 @@ on_both! {
             let whole = items(ops.get(&format!("/v1/{noun}?limit=200")));
             assert_eq!(ids(&whole), ids(&all), "{noun}: pages are the list, cut up");
             for state in ["sent", "parked", "pending"] {
-                let key = if noun == "notifications" { "status" } else { "state" };
                 let rows = list(&format!("&state={state}"));
-                assert!(rows.len() == 20 && rows.iter().all(|row| row[key] == state), "{noun} {state}: {rows:?}");
+                assert!(rows.len() == 20 && rows.iter().all(|row| row["state"] == state), "{noun} {state}: {rows:?}");
                 let rows = list(&format!("&state={state}&tenant=north"));
-                assert!(rows.len() == 10 && rows.iter().all(|row| row[key] == state && row["tenant"] == "north"), "{noun} {state}: {rows:?}");
+                assert!(rows.len() == 10 && rows.iter().all(|row| row["state"] == state && row["tenant"] == "north"), "{noun} {state}: {rows:?}");
+            }
+            let rows = list("&state=sent,parked");
+            assert!(rows.len() == 40 && rows.iter().all(|row| row["state"] == "sent" || row["state"] == "parked"), "{noun}: {rows:?}");
+            for wrong in ["sent,done", "sent,", "", "sent%20,parked"] {
+                let problem = refused(ops.get(&format!("/v1/{noun}?state={wrong}")), 422, Some("state"));
+                assert!(text(&problem, "detail").contains("is not a state; allowed are pending, "), "{problem}");
             }
             let middle = text(&all[30], "created_at");
-            let (older, newer) = (list(&format!("&from={before}&to={middle}")), list(&format!("&from={middle}")));
+            let (older, newer) = (list(&format!("&from={before}&until={middle}")), list(&format!("&from={middle}")));
             assert_eq!(older.len() + newer.len(), 60, "{noun}");
             assert!(older.iter().all(|row| text(row, "created_at") < middle) && newer.iter().all(|row| text(row, "created_at") >= middle));
-            assert_eq!(list(&format!("&to={before}")).len(), 0);
+            assert_eq!(list(&format!("&until={before}")).len(), 0);
         }
         // A key without `ops` sees its own tenant.
         let north = app.client("north", &["read"]);

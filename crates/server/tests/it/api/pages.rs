@@ -11,7 +11,7 @@ on_both! {
         let (browser, home) = (Browser::start(960, 720), format!("http://{}", app.address()));
         let says = |words: &str| browser.until(&format!("document.body.innerText.includes('{words}')"));
         browser.open(&home);
-        says("Nobody is signed in here");
+        says("You are not signed in");
         let link = format!("{home}/login?token={}", link(&app));
         browser.open(&link);
         if let Some(folder) = std::env::var_os("TEST_PICTURES") {
@@ -27,10 +27,10 @@ on_both! {
         browser.reload();
         says("Signed in as");
         browser.run("document.querySelector('button').click()");
-        says("Nobody is signed in here");
+        says("You are not signed in");
         // The link works once. Opened again, a page says so.
         browser.open(&link);
         browser.run("document.querySelector('button').click()");
-        says("was used or is too old");
+        says("was used before or has expired");
     }
 }

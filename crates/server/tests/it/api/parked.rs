@@ -116,7 +116,7 @@ on_both! {
             }
             for (filter, total) in [(json!({"state": "parked"}), 3), (json!({"event_type": "refused"}), 3), (json!({"event_type": "other"}), 0)] {
                 let counted = client.post(&path, &json!({"filter": filter, "dry_run": true})).expect(200).json();
-                assert_eq!(counted, json!({"kind": act, "total": total, "is_exact": true}));
+                assert_eq!(counted, json!({"kind": act, "total": total, "left_out": 0, "is_exact": true}));
             }
             refused(client.post(&path, &json!({"filter": {}, "dry_run": true})), 422, Some("filter"));
             refused(client.post(&path, &json!({"ids": [all[0]], "dry_run": true})), 422, Some("dry_run"));
@@ -124,6 +124,42 @@ on_both! {
         assert_eq!(items(client.get("/v1/jobs")).len(), 0, "counting asks for nothing");
         app.pass();
         assert_eq!(states(&app, &all), ["parked", "parked", "parked"]);
+    }
+
+    fn c14_what_may_have_arrived_is_retried_with_consent_alone(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["enqueue", "operate"]);
+        let provider = json!({"name": "sms", "driver": "capture", "channel": "sms", "guarantee": "at_most_once", "settings": {"fail_on": "unclear=u,permanent=p"}});
+        let _ = app.ops().post("/v1/providers", &provider).expect(201);
+        let to = |event: &str| json!({"event_type": event, "recipients": [{"phone": "+14155550100"}], "channels": ["sms"]});
+        let ids: Vec<String> = ["u", "u", "p"].map(|event| format!("{}.1", app.enqueue(&client, &to(event)))).to_vec();
+        app.pass();
+        let retry = |body: Value| client.post(&format!("/v1/deliveries/{}/retry", ids[0]), &body);
+        let problem = refused(retry(json!({})), 409, Some("unclear"));
+        assert!(text(&problem, "detail").contains("it may have arrived") && problem["type"] == "urn:postcommit:problem:state-conflict", "{problem}");
+        let _ = refused(retry(json!({"unclear": false})), 409, Some("unclear"));
+        let _ = refused(retry(json!({"uncler": true})), 422, Some("uncler"));
+        let many = client.post("/v1/deliveries/retry", &json!({"ids": [ids[1], ids[2]]})).expect(200).json();
+        assert_eq!(many["results"], json!([{"id": ids[1], "result": "unclear", "state": "parked"}, {"id": ids[2], "result": "done", "state": "pending"}]));
+        app.pass();
+        let by_filter = |more: Value| {
+            let mut body = json!({"filter": {"channel": "sms"}});
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            client.post("/v1/deliveries/retry", &body)
+        };
+        let counted = by_filter(json!({"dry_run": true})).expect(200).json();
+        assert_eq!(counted, json!({"kind": "retry", "total": 1, "left_out": 2, "is_exact": true}));
+        let all = by_filter(json!({"dry_run": true, "unclear": true})).expect(200).json();
+        assert_eq!((&all["total"], &all["left_out"]), (&json!(3), &json!(0)));
+        let alone = by_filter(json!({"dry_run": true, "filter": {"channel": "sms", "unclear": true}})).expect(200).json();
+        assert_eq!((&alone["total"], &alone["left_out"]), (&json!(2), &json!(0)), "a filter that selects them is consent");
+        let job = by_filter(json!({})).expect(202).json();
+        assert_eq!((&job["total"], &job["left_out"], &job["filter"]), (&json!(1), &json!(2), &json!({"channel": "sms", "unclear": false})));
+        app.pass();
+        assert_eq!(client.get(&format!("/v1/jobs/{}", text(&job, "id"))).expect(200).json()["left_out"], 2);
+        assert_eq!(retry(json!({"unclear": true})).expect(200).json()["state"], "pending");
+        assert_eq!(client.post("/v1/deliveries/retry", &json!({"ids": [ids[1]], "unclear": true})).expect(200).json()["done"], 1);
+        assert_eq!(states(&app, &ids)[..2], ["pending", "pending"]);
     }
 
     fn b9_one_call_does_one_bounded_pass(kind) {

@@ -88,7 +88,7 @@ on_both! {
         concurrently([["--concurrency", "7"], ["--timeout-ms", "777"], ["--rate-per-s", "17"], ["--policy", "marketplace"]], update);
         let seen = app.ops().get("/v1/providers/hooks").expect(200).json();
         assert_eq!((&seen["concurrency"], &seen["timeout_ms"], &seen["rate_per_s"], &seen["policy"]["name"]), (&json!(7), &json!(777), &json!(17.0), &json!("marketplace")));
-        assert_eq!(update(["--concurrency", "7"]), "provider hooks is so already\n");
+        assert_eq!(update(["--concurrency", "7"]), "provider hooks already has these values\n");
     }
 
     fn d1_a_change_may_require_a_revision(kind) {
@@ -98,7 +98,7 @@ on_both! {
         let answers: Vec<u16> = concurrently(10..20, |n| change(&json!({"revision": 1, "concurrency": n})).status);
         assert_eq!((answers.iter().filter(|status| **status == 200).count(), answers.iter().filter(|status| **status == 409).count()), (1, 9), "{answers:?}");
         let problem = refused(change(&json!({"revision": 1, "concurrency": 5})), 409, Some("revision"));
-        assert!(text(&problem, "detail").contains("has revision 2 by now, not 1"), "{problem}");
+        assert!(text(&problem, "detail").contains("has revision 2, not 1"), "{problem}");
         assert_eq!(change(&json!({"revision": 2, "concurrency": 5})).expect(200).json()["revision"], 3);
     }
 
@@ -134,7 +134,7 @@ on_both! {
         let refusals: Vec<_> = (0..21).flat_map(|some| concurrently(some * 10..some * 10 + 10, make)).filter(|answer| answer.status != 201).collect();
         assert_eq!(refusals.len(), 210 - 199);
         for refusal in refusals {
-            assert!(text(&refused(refusal, 409, Some("name")), "detail").contains("200 providers, which is the most"));
+            assert!(text(&refused(refusal, 409, Some("name")), "detail").contains("200 providers, which is the limit"));
         }
         let _ = client.send("DELETE", "/v1/providers/p0", None).expect(204);
         let _ = make(1000).expect(201);
@@ -240,13 +240,21 @@ on_both! {
         let _ = client.post("/v1/providers", &draft).expect(201);
         let id = app.enqueue(&client, &json!({"event_type": "a", "recipients": [{"provider": "front-desk", "address": "room-7"}]}));
         assert_eq!(app.pass()["parked"], 1);
-        let delivery = items(client.get(&format!("/v1/deliveries?notification={id}"))).remove(0);
+        let delivery = items(client.get(&format!("/v1/deliveries?notification_id={id}"))).remove(0);
         assert_eq!((&delivery["provider"], &delivery["state"], &delivery["error_code"]), (&json!("front-desk"), &json!("parked"), &json!("http_422")));
         let message = text(&delivery, "last_error");
         assert!(!message.is_empty() && message != "http_422", "{delivery}");
         assert_eq!(receiver.requests()[0].path, "/in");
         assert_eq!(items(client.get("/v1/deliveries?provider=front-desk&error_code=http_422")).len(), 1);
         assert_eq!(items(client.get("/v1/deliveries?provider=hooks")).len(), 0);
+        assert_eq!(delivery["error_class"], "invalid_content");
+        assert_eq!(items(client.get("/v1/deliveries?error_class=invalid_content")).len(), 1);
+        assert_eq!(items(client.get("/v1/deliveries?error_class=timeout")).len(), 0);
+        refused(client.get("/v1/deliveries?error_class=bad_luck"), 422, Some("error_class"));
+        // A job by filter takes the same condition.
+        let operator = app.client("default", &["operate"]);
+        let dry = |class: &str| operator.post("/v1/deliveries/discard", &json!({"filter": {"error_class": class}, "dry_run": true})).expect(200).json();
+        assert_eq!((&dry("invalid_content")["total"], &dry("timeout")["total"]), (&json!(1), &json!(0)));
     }
 
     fn d5_a_provider_is_tried_out_and_the_trial_is_in_the_log(kind) {

@@ -43,6 +43,10 @@ on_both! {
         assert_eq!((&act["action"], &act["details"]["of"], &act["details"]["channel"]), (&json!("entity.resend"), &json!(first), &json!("webhook")));
         assert!(text(act, "actor").contains(&key.id), "{act}");
         let listed = items(client.get("/v1/entities/b:1/deliveries"));
+        let row = |id: &str| listed.iter().find(|row| row["notification_id"] == id && row["channel"] == "webhook").unwrap();
+        let copy = row(&again);
+        assert_eq!((&copy["copy_of"], &copy["asked_by"], &copy["idempotency_key"]), (&json!(first), &act["actor"], &story["idempotency_key"]));
+        assert_eq!((&row(&first)["copy_of"], &row(&first)["asked_by"]), (&Value::Null, &Value::Null));
         let of: HashSet<String> = listed.iter().map(|delivery| text(delivery, "notification_id")).collect();
         assert_eq!(of, HashSet::from([first, again]));
     }
@@ -63,6 +67,9 @@ on_both! {
         assert_eq!(repeated, json!({"id": one["id"], "duplicate": true}));
         let two = client.post(&path, &wish("r-2")).expect(202).json();
         app.wait_for_state(&text(&two, "id"), "sent");
+        let listed = items(client.get(&format!("/v1/entities/{entity}/deliveries")));
+        let copy_of = |id: &Value| &listed.iter().find(|row| row["notification_id"] == *id && row["channel"] == "webhook").unwrap()["copy_of"];
+        assert_eq!((copy_of(&one["id"]), copy_of(&two["id"])), (&json!(first), &one["id"]), "each names what it copied");
         assert_eq!(receiver.requests().len(), 3);
         let audit = items(app.ops().get("/v1/audit?action=entity.resend"));
         assert_eq!(audit.len(), 2, "a repeated request is no act: {audit:?}");
@@ -77,6 +84,29 @@ on_both! {
         assert_eq!(refused(client.post(&path, &other), 409, Some("request_id"))["type"], "urn:postcommit:problem:key-conflict");
     }
 
+    fn c11_by_a_template_its_present_text_is_sent_also_on_a_new_channel(kind) {
+        let app = App::start(kind);
+        app.create_capture("default", "capture", "nothing");
+        let client = app.client("default", &["enqueue", "operate", "edit", "read"]);
+        let template = |id: &str, channel: &str, words: &str| json!({"id": id, "event_type": "booking.confirmed", "channel": channel, "text": words});
+        let _ = client.post("/v1/templates", &template("sms", "sms", "Welcome, {{guestName}}")).expect(201);
+        let event = json!({"event_type": "booking.confirmed", "entity": "b-1", "payload": {"guestName": "Asha", "guestPhone": "+919876543210"}});
+        let first = app.enqueue(&client, &event);
+        app.wait_for_state(&first, "sent");
+        let _ = client.post("/v1/templates", &template("call", "whatsapp", "Dear {{guestName}}")).expect(201);
+        let wish = json!({"channel": "whatsapp", "template": "call", "request_id": "r-1"});
+        let copy = text(&client.post("/v1/entities/b-1/resend", &wish).expect(202).json(), "id");
+        app.wait_for_state(&copy, "sent");
+        assert!(app.story(&copy)["attempt_log"][0]["excerpt"].as_str().unwrap().contains("Dear Asha"));
+        let listed = items(client.get("/v1/entities/b-1/deliveries"));
+        let row = listed.iter().find(|row| row["notification_id"] == copy.as_str()).unwrap();
+        assert_eq!((&row["template"], &row["template_version"], &row["send_key"]), (&json!("call"), &json!(1), &json!("manual:b-1:whatsapp:call:r-1")));
+        for template in ["call", "none", "no name"] {
+            let wish = json!({"channel": "sms", "template": template});
+            let _ = refused(client.post("/v1/entities/b-1/resend", &wish), 422, Some("template"));
+        }
+    }
+
     fn c11_a_refused_resend_says_why(kind) {
         let app = App::start(kind);
         let receiver = HttpServer::start(|_| Reply::ok());
@@ -86,7 +116,10 @@ on_both! {
         let first = app.enqueue(&client, &named);
         app.wait_for_state(&first, "sent");
         let resend = |wish: Value| client.post("/v1/entities/b-1/resend", &wish);
-        let _ = refused(resend(json!({"channel": "email"})), 404, None);
+        let _ = refused(resend(json!({"channel": "email"})), 422, Some("channel"));
+        let _ = refused(resend(json!({"channel": "email", "recipient": {"phone": "+14155550100"}})), 422, Some("recipient"));
+        let _ = refused(resend(json!({"channel": "email", "recipient": {"email": "nobody"}})), 422, Some("recipient.email"));
+        let _ = refused(resend(json!({"channel": "email", "recipient": "a@example.com"})), 422, Some("recipient"));
         let _ = refused(resend(json!({"channel": "webhook", "event_type": "booking.reminder"})), 404, None);
         let _ = refused(resend(json!({"channel": "a b"})), 422, Some("channel"));
         let _ = refused(resend(json!({"channel": "webhook", "request_id": "a:b"})), 422, Some("request_id"));
@@ -100,7 +133,25 @@ on_both! {
         assert_eq!(receiver.requests().len(), 1);
     }
 
-    fn c11_a_notification_that_was_never_sent_is_not_resent(kind) {
+    fn c11_a_resend_reaches_a_channel_that_was_never_used(kind) {
+        let app = App::start(kind);
+        let receiver = HttpServer::start(|_| Reply::ok());
+        let client = app.client("default", &["enqueue", "operate"]);
+        let told = json!({"event_type": "a", "entity": "b-1", "title": "Hello", "recipients": [{"user": "u-7"}]});
+        app.wait_for_state(&app.enqueue(&client, &told), "delivered");
+        let resend = |wish: Value| client.post("/v1/entities/b-1/resend", &wish);
+        let wish = json!({"channel": "webhook", "recipient": {"webhook": receiver.url("/y")}, "request_id": "r-1"});
+        let again = text(&resend(wish.clone()).expect(202).json(), "id");
+        app.wait_for_state(&again, "sent");
+        assert_eq!(receiver.requests().len(), 1);
+        assert_eq!(resend(wish).expect(200).json()["id"], json!(again));
+        let other = json!({"channel": "webhook", "recipient": {"webhook": receiver.url("/z")}, "request_id": "r-1"});
+        assert_eq!(refused(resend(other), 409, Some("request_id"))["type"], "urn:postcommit:problem:key-conflict");
+        let act = &app.story(&again)["acts"][0];
+        assert!(!act.to_string().contains("/y"), "an address in the audit log is masked: {act}");
+    }
+
+    fn c11_what_was_sent_is_copied_before_what_was_not(kind) {
         let app = App::start(kind);
         let receiver = HttpServer::start(|request| Reply::status(if request.path == "/gone" { 410 } else { 200 }));
         let client = app.client("default", &["enqueue", "operate"]);

@@ -93,9 +93,9 @@ on_both! {
             refused_by_page(sign_in(&app.nobody().with("Origin", foreign), &token), 403, "sent by another site");
         }
         let (browser, csrf) = signed_in(&app);
-        refused_by_page(sign_in(&app.nobody(), &token), 401, "the link was used or is too old");
+        refused_by_page(sign_in(&app.nobody(), &token), 401, "the sign-in link was used before or has expired");
         refused_by_page(app.nobody().get("/login?tokn=x"), 422, "unknown parameter `tokn`");
-        refused_by_page(app.nobody().send("DELETE", "/login", None), 405, "not with this method");
+        refused_by_page(app.nobody().send("DELETE", "/login", None), 405, "does not support this method");
         let session = browser.get("/v1/session").expect(200).json();
         assert_eq!((&session["tenant"], &session["scopes"]), (&json!("default"), &json!(["ops"])), "{session}");
         assert!(text(&session, "actor").starts_with("cli:"), "{session}");
@@ -128,7 +128,7 @@ on_both! {
         };
         bar.into_iter().for_each(|sql| drop(app.installation.rows(sql)));
         let _ = browser.get("/v1/notifications").expect(200);
-        app.server.wait_for_line("a session could not be renewed");
+        app.server.wait_for_line("could not renew a session");
     }
 
     fn a_session_with_a_chosen_tenant_can_sign_out(kind) {

@@ -67,6 +67,8 @@ fn a_file_with_unreadable_rows_is_served_and_other_tenants_are_delivered() {
         "audit",
         "jobs",
         "kpis?by=site",
+        "kpis?by=event_type",
+        "kpis?by=provider",
         "kpis/series?by=channel",
         "entities/booking:1/deliveries",
     ] {

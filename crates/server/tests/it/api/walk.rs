@@ -90,6 +90,11 @@ impl Walk {
         let asked = operation.filled(|parameter| self.a.parameter(&operation.path, parameter))
             + &self.a.body(&operation.name).map(|body| body.to_string()).unwrap_or_default();
         let (said, name) = (answer.text(), &operation.name);
+        if name == "put_user" {
+            // The other tenant has its own user of that id now, and must be without it for the operations that follow.
+            let _ =
+                self.b.admin.send("DELETE", &asked[..asked.len() - self.a.body(name).unwrap().to_string().len()], None);
+        }
         // Texts of the request may be repeated in the answer.
         let told = self.a.canaries.iter().find(|canary| said.contains(*canary) && !asked.contains(*canary));
         if let Some(canary) = told {
@@ -107,6 +112,9 @@ impl Walk {
 
 fn is_shared_name(operation: &Operation) -> bool {
     operation.path.ends_with("/{user}")
+        // A user needs no profile to have preferences, and PUT creates a user that does not exist.
+        || operation.path == "/v1/users/{id}/preferences"
+        || operation.name == "put_user"
         // A resend needs a notification of the entity.
         || operation.path.starts_with("/v1/entities/") && !operation.path.ends_with("/resend")
         || operation.path.contains("{user}/") && !operation.path.contains("{id}")
@@ -127,7 +135,7 @@ on_both! {
                 let answer = walk.call(&walk.stranger(token), operation, &walk.a, "");
                 assert_eq!(answer.status, 401, "{} with {token:?}: {}", operation.name, answer.text());
                 // The title is the same with and without a key, because a caller without a valid key is not told more.
-                assert!(operation.streams || answer.json()["title"] == "Not signed in", "{}", answer.text());
+                assert!(operation.streams || answer.json()["title"] == "Not authenticated", "{}", answer.text());
             }
         }
     }
@@ -239,7 +247,10 @@ on_both! {
                 if ["retry_deliveries", "discard_deliveries"].contains(&operation.name.as_str()) {
                     refused(answer, 422, Some("ids"));
                 } else if required.is_empty() {
-                    assert!(answer.status < 300, "{} with {body:?}: {}", operation.name, answer.text());
+                    // The first retry made the delivery pending, so the others have nothing to retry.
+                    let is_repeated = operation.name == "retry_delivery" && body.is_some();
+                    let is_read = answer.status < 300 || (is_repeated && answer.status == 409);
+                    assert!(is_read, "{} with {body:?}: {}", operation.name, answer.text());
                 } else {
                     let problem = answer.expect(422).json();
                     let (field, detail) = (problem["field"].as_str().unwrap_or_default(), problem["detail"].as_str().unwrap());
@@ -295,7 +306,9 @@ on_both! {
 fn no_entry_because(operation: &str) -> Option<&'static str> {
     match operation {
         "enqueue_notification" | "enqueue_notifications" => Some("the notification is its own record"),
+        "preview_template" => Some("changes nothing"),
         "dispatch" => Some("does what a dispatcher does anyway, and cron asks every minute"),
+        "create_unsubscribe_link" => Some("changes nothing; what the link does is entered when it is used"),
         "end_session" => Some("a key has no session; what people end is shown in `sessions`"),
         _ => None,
     }
@@ -308,13 +321,14 @@ fn undone_by(operation: &str) -> Option<&'static str> {
         "resume_tenant" => Some("suspend_tenant"),
         "unread_message" => Some("read_message"),
         "unarchive_message" => Some("archive_message"),
+        "activate_template" | "delete_template" => Some("deactivate_template"),
         _ => None,
     }
 }
 
 /// Texts that no list shows: those inside a notification, and the other tenant's.
 fn is_unlisted(canary: &str) -> bool {
-    ["-text", "-payload", "-site", "-spare", "-user", "-address"].iter().any(|end| canary.ends_with(end))
+    ["-text", "-payload", "-site", "-spare", "-user", "-address", "-part"].iter().any(|end| canary.ends_with(end))
 }
 
 #[test]

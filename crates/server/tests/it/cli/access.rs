@@ -52,6 +52,47 @@ fn created_roles_are_named() {
 }
 
 #[test]
+fn roles_made_by_a_superuser_are_reported_and_the_owner_of_the_schema_still_enqueues() {
+    let app: TestLogin = wait(Postgres::shared().login(""));
+    let options = format!("OWNER {} TEMPLATE template0 ENCODING 'UTF8'", app.name());
+    let database = wait(Postgres::shared().database_with(&options));
+    let (owner, admin) = (on(&database).with("POSTCOMMIT_DATABASE_URL", &database.url_as(app.name())), on(&database));
+    owner.run(&["migrate"]).ends(0);
+    let said = admin.run(&["migrate", "--roles"]).ends(0).stderr;
+    let granted = format!("is granted to {}, so that this login keeps its privileges", app.name());
+    assert!(said.contains(&granted) && said.contains(&format!("it belonged to {} before", app.name())), "{said}");
+    assert!(said.contains("an application that only enqueues needs: GRANT postcommit_producer_"), "{said}");
+    owner.enqueue("booking.confirmed", &[]);
+    assert_eq!(owner.run(&["migrate", "-o", "json"]).ends(0).json()["granted"].as_array().unwrap().len(), 0);
+    drop(database);
+}
+
+#[test]
+fn doctor_finds_missing_roles_before_the_start_and_logins_that_could_not_serve() {
+    let (app, late): (TestLogin, TestLogin) = (wait(Postgres::shared().login("")), wait(Postgres::shared().login("")));
+    let options = format!("OWNER {} TEMPLATE template0 ENCODING 'UTF8'", app.name());
+    let database = wait(Postgres::shared().database_with(&options));
+    let (owner, admin) = (on(&database).with("POSTCOMMIT_DATABASE_URL", &database.url_as(app.name())), on(&database));
+    let found = |shell: &Shell, code: i32| shell.run(&["doctor"]).ends(code).stdout;
+    let missing = "`serve` refuses to start: the role postcommit_tenant_";
+    let told = found(&owner, 1);
+    assert!(told.contains("schema version 0") && told.contains(missing) && told.contains("CREATE ROLE"), "{told}");
+    owner.run(&["migrate"]).ends(0);
+    let told = found(&owner, 1);
+    assert!(told.contains("`serve` refuses to start: tenants are not isolated from each other: the role "), "{told}");
+    let roles = admin.run(&["migrate", "--roles", "-o", "json"]).ends(0).json();
+    assert!(!found(&owner, 0).contains("refuses to start"));
+    let grant = format!("GRANT {} TO {}", roles["roles"][0].as_str().unwrap(), late.name());
+    wait(Postgres::shared().execute(&grant));
+    let told = found(&admin, 0);
+    let line = told.lines().find(|line| line.contains("`serve` refuses to start as ")).expect(&told);
+    assert!(line.contains(late.name()) && line.contains("warning"), "{line}");
+    wait(Postgres::shared().execute(line.split("administrator: ").nth(1).unwrap().trim()));
+    assert!(!found(&admin, 0).contains("refuses to start"));
+    drop(database);
+}
+
+#[test]
 fn doctor_and_the_start_report_other_logins_that_may_connect() {
     let stranger: TestLogin = wait(Postgres::shared().login(""));
     let database = wait(postcommit_testkit::database());

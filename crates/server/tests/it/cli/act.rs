@@ -9,7 +9,7 @@ fn a3_dispatch_by_hand_one_pass_or_one_notification() {
     let shell = Shell::ready();
     let (one, later) = (shell.enqueue("a", &[]), shell.enqueue("b", &["--due-at", "2099-01-01T00:00:00Z"]));
     assert_eq!(shell.dispatch()["sent"], 1);
-    let status = |id: &str| shell.run(&["notifications", "show", id, "-o", "json"]).ends(0).json()["status"].clone();
+    let status = |id: &str| shell.run(&["notifications", "show", id, "-o", "json"]).ends(0).json()["state"].clone();
     assert_eq!((status(&one), status(&later)), ("sent".into(), "pending".into()));
     let ran = shell.run(&["dispatch", "--once", "--id", &later, "-o", "json"]).ends(0);
     assert_eq!((ran.json()["sent"].clone(), status(&later)), (1.into(), "sent".into()));
@@ -19,7 +19,7 @@ fn a3_dispatch_by_hand_one_pass_or_one_notification() {
 #[test]
 fn a8_the_environment_configures_which_captures_fail() {
     let shell = Shell::ready().with("POSTCOMMIT_CAPTURE_FAIL_ON", "permanent=booking.cancelled,key-9");
-    let (bad, key) = (shell.enqueue("booking.cancelled", &[]), shell.enqueue("fine", &["--key", "key-9"]));
+    let (bad, key) = (shell.enqueue("booking.cancelled", &[]), shell.enqueue("fine", &["--idempotency-key", "key-9"]));
     let done = shell.dispatch();
     assert_eq!((&done["parked"], &done["again"]), (&1.into(), &1.into()));
     let code = |id: &str| {
@@ -31,12 +31,12 @@ fn a8_the_environment_configures_which_captures_fail() {
 #[test]
 fn a5_the_same_key_prints_the_same_id() {
     let shell = Shell::ready();
-    let first = shell.enqueue("a", &["--key", "k", "--payload", r#"{"a": 1, "b": 2}"#]);
-    assert_eq!(shell.enqueue("a", &["--key", "k", "--payload", r#"{"b":2,"a":1}"#]), first);
-    assert_eq!(shell.enqueue("other", &["--key", "k"]), first);
+    let first = shell.enqueue("a", &["--idempotency-key", "k", "--payload", r#"{"a": 1, "b": 2}"#]);
+    assert_eq!(shell.enqueue("a", &["--idempotency-key", "k", "--payload", r#"{"b":2,"a":1}"#]), first);
+    assert_eq!(shell.enqueue("other", &["--idempotency-key", "k"]), first);
     let shown = shell.run(&["notifications", "show", &first, "-o", "json"]).ends(0).json();
     assert_eq!(shown["conflicts"].as_array().unwrap().len(), 1);
-    let ran = shell.run(&["enqueue", "other", "--to", "a@example.com", "--key", "k", "--strict"]).ends(4);
+    let ran = shell.run(&["enqueue", "other", "--to", "a@example.com", "--idempotency-key", "k", "--strict"]).ends(4);
     assert!(ran.stderr.contains("\"k\"") && ran.stderr.contains(&first), "{}", ran.stderr);
 }
 
@@ -68,7 +68,7 @@ fn enqueue_reads_a_whole_notification_from_a_file() {
     std::fs::write(shell.path().join("n.json"), document).unwrap();
     let id = shell.run(&["enqueue", "--json", "@n.json"]).ends(0).stdout.trim().to_owned();
     shell.dispatch();
-    let shown = shell.run(&["deliveries", "list", "--notification", &id, "-o", "json"]).ends(0).json();
+    let shown = shell.run(&["deliveries", "list", "--notification-id", &id, "-o", "json"]).ends(0).json();
     assert_eq!(
         (&shown[0]["channel"], &shown[0]["target"], &shown[0]["state"]),
         (&"whatsapp".into(), &"+14…00".into(), &"sent".into())
@@ -86,9 +86,9 @@ fn deliveries_are_retried_discarded_and_cancelled_one_or_many() {
     assert_eq!(list.as_array().unwrap().len(), 2);
     let ran = shell.run(&["deliveries", "retry", &parked[0], &sent, "-o", "jsonl"]).ends(7);
     assert!(
-        ran.stdout.contains("\"pending\"")
-            && ran.stdout.contains("\"refused\"")
-            && ran.stderr.contains("is sent: only what is parked is retried"),
+        ran.stdout.contains(r#""result":"done","state":"pending""#)
+            && ran.stdout.contains(r#""result":"refused","state":"sent""#)
+            && ran.stderr.contains("is sent: only parked deliveries can be retried"),
         "{}",
         ran.stdout
     );
@@ -115,6 +115,67 @@ fn tail_prints_every_attempt_with_its_delivery() {
         "{}",
         ran.stdout
     );
+}
+
+#[test]
+fn tail_prints_only_attempts_of_deliveries_that_match() {
+    let shell = Shell::ready().with("POSTCOMMIT_CAPTURE_FAIL_ON", "transient=t,permanent=p");
+    let (good, bad, gone) = (
+        shell.enqueue("a", &["--entity", "b-1"]),
+        shell.enqueue("t", &["--tenant", "default"]),
+        shell.enqueue("p", &[]),
+    );
+    shell.dispatch();
+    for (filter, expected) in [
+        (vec![], vec![&good, &bad, &gone]),
+        (vec!["--event-type", "t"], vec![&bad]),
+        (vec!["--entity", "b-1", "--channel", "email"], vec![&good]),
+        (vec!["--state", "sent,parked"], vec![&good, &gone]),
+        (vec!["--notification-id", &gone], vec![&gone]),
+        (vec!["--error-code", "capture_transient", "--provider", "capture"], vec![&bad]),
+        (vec!["--provider", "other"], vec![]),
+    ] {
+        let tail = ["deliveries", "tail", "--since", "600", "--no-follow"];
+        let printed = shell.run(&[&tail[..], &filter].concat()).ends(0).stdout;
+        let found: Vec<_> = [&good, &bad, &gone].into_iter().filter(|id| printed.contains(id.as_str())).collect();
+        assert_eq!(found, expected, "{filter:?}: {printed}");
+    }
+    shell.run(&["deliveries", "tail", "--no-follow", "--tenant", "nobody"]).ends(3);
+}
+
+#[test]
+fn show_takes_the_id_of_a_notification_or_of_a_delivery() {
+    let shell = Shell::ready();
+    let note = shell.enqueue("a", &[]);
+    shell.dispatch();
+    let delivery = format!("{note}.1");
+    for noun in ["notifications", "deliveries"] {
+        let show = |id: &str| shell.run(&[noun, "show", id, "-o", "json"]);
+        let (told, row) = (show(&note).ends(0).json(), show(&delivery).ends(0).json());
+        assert_eq!((&told["id"], &told["deliveries"][0]["id"]), (&json!(note), &json!(delivery)));
+        assert_eq!((&row["id"], &row["attempt_log"][0]["delivery_id"]), (&json!(delivery), &json!(delivery)));
+        assert!(show(&format!("{note}.7")).ends(3).stderr.contains("there is no delivery"));
+        assert!(show("0199a5c2-6a3e-7c1d-9a31-0f5f6c1b2d3e").ends(3).stderr.contains("there is no notification"));
+        show("nonsense").ends(2);
+    }
+}
+
+#[test]
+fn lists_take_several_states() {
+    let shell = Shell::ready().with("POSTCOMMIT_CAPTURE_FAIL_ON", "transient=t,permanent=p");
+    for event_type in ["a", "t", "p"] {
+        shell.enqueue(event_type, &[]);
+    }
+    shell.dispatch();
+    for noun in ["notifications", "deliveries"] {
+        let states = |more: &[&str]| -> Vec<String> {
+            let listed = shell.run(&[&[noun, "list", "-o", "json"], more].concat()).ends(0).json();
+            listed.as_array().unwrap().iter().map(|row| row["state"].as_str().unwrap().to_owned()).collect()
+        };
+        assert_eq!(states(&["--state", "sent,parked"]), ["parked", "sent"], "{noun}");
+        assert_eq!(states(&["--state", "sent", "--state", "retrying"]), ["retrying", "sent"], "{noun}");
+        assert!(shell.run(&[noun, "list", "--state", "sent,done"]).ends(2).stderr.contains("done"));
+    }
 }
 
 #[test]
@@ -173,14 +234,17 @@ fn a_provider_is_created_shown_changed_and_deleted() {
     let asked = shell.run(&["providers", "delete", "hooks"]).ends(4).stderr;
     assert!(
         asked.contains(
-            "the channel webhook then goes to capture, which records and sends nothing: nothing is done without --yes"
+            "the channel webhook is then served by capture, which only records messages and sends nothing: nothing was done; add --yes to confirm"
         ),
         "{asked}"
     );
     let gone = shell.run(&["providers", "delete", "hooks", "--yes"]).ends(0).stderr;
-    assert!(gone.contains("the channel webhook then goes to capture, which records and sends nothing"), "{gone}");
+    assert!(
+        gone.contains("the channel webhook is then served by capture, which only records messages and sends nothing"),
+        "{gone}"
+    );
     let last = shell.run(&["providers", "delete", "capture", "--yes"]).ends(0).stderr;
-    assert!(last.contains("what comes for one is parked"), "{last}");
+    assert!(last.contains("then have no provider: their deliveries are parked"), "{last}");
     shell.run(&["providers", "show", "hooks"]).ends(3);
 }
 
@@ -224,7 +288,7 @@ fn a_provider_that_cannot_work_is_refused_by_field() {
         (vec!["--driver", "capture", "--rate-per-s", "NaN"], "rate_per_s: is NaN; 0.001 to 10000 are allowed"),
         (vec!["--driver", "capture", "--rate-per-s", "often"], "--rate-per-s"),
         (vec!["--driver", "capture", "--rate-per-s", "1", "--burst", "0"], "burst: is 0; 1 to 10000 are allowed"),
-        (vec!["--driver", "capture", "--burst", "5"], "burst: is 5, but there is no rate_per_s"),
+        (vec!["--driver", "capture", "--burst", "5"], "burst: is 5, but rate_per_s is not set"),
         (vec!["--driver", "capture", "--no-rate", "--burst", "5"], "--no-rate"),
         (vec!["--driver", "capture", "--timeout-ms", "1"], "timeout_ms: is 1; 100 to 300000 are allowed"),
     ] {
@@ -249,7 +313,12 @@ fn data_goes_to_stdout_and_messages_to_stderr() {
     assert!(shell.run(&["notifications", "list", "--limit", "1"]).ends(0).stderr.is_empty(), "there is no more");
     shell.enqueue("b", &[]);
     let ran = shell.run(&["notifications", "list", "--limit", "1"]).ends(0);
-    assert!(ran.stdout.starts_with("ID ") && ran.stderr.starts_with("more: --before "), "{}{}", ran.stdout, ran.stderr);
+    assert!(
+        ran.stdout.starts_with("ID ") && ran.stderr.starts_with("there are more rows: add --before "),
+        "{}{}",
+        ran.stdout,
+        ran.stderr
+    );
     shell.run(&["notifications", "list", "--limit", "0"]).ends(2);
 }
 
@@ -265,7 +334,7 @@ fn a_process_without_the_secrets_key_does_not_serve_the_lane_and_makes_no_new_ke
     let ran = shell.run(&["doctor"]).ends(1);
     assert!(ran.stdout.contains(&format!("{}: No such file", file.display())), "{}", ran.stdout);
     assert!(!file.exists(), "a new key would open nothing");
-    assert_eq!(shell.run(&["notifications", "show", &id, "-o", "json"]).ends(0).json()["status"], "pending");
+    assert_eq!(shell.run(&["notifications", "show", &id, "-o", "json"]).ends(0).json()["state"], "pending");
     assert!(shell.run(&["providers", "show", "hooks", "-o", "json"]).json()["paused"].is_null());
 }
 
@@ -277,7 +346,7 @@ fn a_tenant_is_prepared_by_its_first_provider() {
     shell.dispatch();
     let shown = shell.run(&["notifications", "show", &id, "-o", "json"]).ends(0).json();
     assert_eq!(
-        (&shown["status"], &shown["tenant"], &shown["recipients"][0]["email"]),
+        (&shown["state"], &shown["tenant"], &shown["recipients"][0]["email"]),
         (&"sent".into(), &"acme".into(), &"g…@example.com".into())
     );
     assert_eq!(shell.run(&["providers", "list", "-o", "json"]).json()[1]["tenant"], "acme");
@@ -289,6 +358,8 @@ fn after_a_lost_secrets_key_new_secrets_repair_the_provider() {
     shell.run(&["providers", "create", "hooks", "--driver", "webhook"]).ends(0);
     std::fs::remove_file(shell.path().join("postcommit-data/secret.key")).unwrap();
     assert!(shell.run(&["providers", "update", "hooks", "--concurrency", "2"]).ends(4).stderr.contains("secret.key"));
-    shell.run(&["providers", "update", "hooks", "--secret", "secret=whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"]).ends(0);
+    let anew = ["providers", "update", "hooks", "--secret", "secret=whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"];
+    assert!(shell.run(&anew).ends(4).stderr.contains("--new-secrets-key"), "the key may only be somewhere else");
+    shell.run(&[&anew[..], &["--new-secrets-key"]].concat()).ends(0);
     shell.run(&["doctor"]).ends(0);
 }

@@ -42,7 +42,7 @@ on_both! {
         wait_until_frozen(&first);
         let second = shell.run(&["dispatch", "--once", "-o", "json"]).ends(0).json();
         assert_eq!((&second["running"], &second["sent"]), (&json!(true), &json!(0)), "{second}");
-        assert!(shell.run(&["dispatch", "--once"]).ends(0).stdout.contains("another pass is under way"));
+        assert!(shell.run(&["dispatch", "--once"]).ends(0).stdout.contains("another dispatch pass is running"));
         // A manual pass for one notification does not wait.
         let id = shell.enqueue("b", &[]);
         assert_eq!(shell.run(&["dispatch", "--once", "--id", &id, "-o", "json"]).ends(0).json()["sent"], 1);

@@ -7,7 +7,7 @@ use postcommit_testkit::Child;
 
 use super::Shell;
 
-fn get(address: &str, path: &str) -> String {
+pub fn get(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
     let mut answer = String::new();
@@ -57,16 +57,16 @@ fn a_second_signal_stops_immediately() {
     let id = shell.enqueue("h", &[]);
     let server = Child::spawn(shell.command(&["serve"]));
     server.wait_for_line("is ready");
-    let sending = || shell.run(&["notifications", "list", "-o", "json"]).json()[0]["status"] == "sending";
+    let sending = || shell.run(&["notifications", "list", "-o", "json"]).json()[0]["state"] == "sending";
     while !sending() {
         std::thread::yield_now();
     }
     server.term();
-    server.wait_for_line("finishing what is under way");
+    server.wait_for_line("running sends and requests are finished first");
     server.term();
     assert!(server.wait().success());
     assert_eq!(
-        shell.run(&["notifications", "show", &id, "-o", "json"]).json()["status"],
+        shell.run(&["notifications", "show", &id, "-o", "json"]).json()["state"],
         "sending",
         "its lease will run out"
     );
@@ -90,7 +90,7 @@ fn a_port_in_use_is_reported_plainly() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let ran = Shell::empty().run(&["serve", "--listen", &address]).ends(4);
-    assert!(ran.stderr.contains(&format!("server.listen: {address}: ")), "{}", ran.stderr);
+    assert!(ran.stderr.contains(&format!("server.listen: cannot listen on {address}: ")), "{}", ran.stderr);
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn the_server_works_on_when_its_log_is_not_read() {
             .as_array()
             .unwrap()
             .iter()
-            .filter(|n| n["status"] == "pending" || n["status"] == "sending")
+            .filter(|n| n["state"] == "pending" || n["state"] == "sending")
             .count()
     };
     while open() > 0 {
@@ -155,5 +155,5 @@ fn a_stopped_server_leaves_everything_in_the_file() {
         .run(&["notifications", "list", "-o", "json", "--database-url", "sqlite:postcommit-data/copy.db"])
         .ends(0)
         .json();
-    assert_eq!(copied[0]["status"], "sent");
+    assert_eq!(copied[0]["state"], "sent");
 }

@@ -55,7 +55,7 @@ fn a_missing_or_unmigrated_database_says_what_to_do() {
             .run(&["notifications", "list"])
             .ends(5)
             .stderr
-            .contains("`postcommit serve` or `postcommit migrate` makes it")
+            .contains("`postcommit serve` or `postcommit migrate` creates it")
     );
     std::fs::create_dir(shell.path().join("postcommit-data")).unwrap();
     std::fs::write(shell.path().join("postcommit-data/postcommit.db"), "").unwrap();
@@ -73,6 +73,26 @@ fn a_missing_or_unmigrated_database_says_what_to_do() {
 }
 
 #[test]
+fn commands_say_which_database_they_use_and_where_that_came_from() {
+    let shell = Shell::empty();
+    let of = |name: &str| format!("postcommit: database sqlite:{}/{name}", shell.path().display());
+    let by_default = shell.run(&["migrate"]).ends(0).stderr;
+    assert!(by_default.starts_with(&format!("{} (default)\n", of("postcommit-data/postcommit.db"))), "{by_default}");
+    let flag = shell.run(&["migrate", "--database-url", "sqlite:other.db"]).ends(0).stderr;
+    assert!(flag.starts_with(&format!("{} (flag --database-url)\n", of("other.db"))), "{flag}");
+    std::fs::write(shell.path().join("postcommit.toml"), "[database]\nurl = \"sqlite:other.db\"\n").unwrap();
+    let enqueue = shell.run(&["enqueue", "a", "--to", "user:ada"]).ends(0).stderr;
+    assert!(enqueue.starts_with(&format!("{} (file postcommit.toml)\n", of("other.db"))), "{enqueue}");
+    // What another program calls it is used when nothing of ours is set.
+    let url = "postgres://u:hush@127.0.0.1:1/d";
+    for (name, code) in [("DATABASE_URL", 5), ("POSTCOMMIT_DATABASE_URL", 5)] {
+        let ran = Shell::empty().with(name, url).run(&["serve"]).ends(code).stderr;
+        let said = format!("postcommit: database postgres://u@127.0.0.1:1/d (environment {name})\n");
+        assert!(ran.starts_with(&said) && !ran.contains("hush"), "{ran}");
+    }
+}
+
+#[test]
 fn an_unreachable_database_ends_with_five() {
     let ran =
         Shell::empty().with("POSTCOMMIT_DATABASE_URL", "postgres://u:hush@127.0.0.1:1/d").run(&["doctor"]).ends(1);
@@ -86,13 +106,26 @@ fn an_unreachable_database_ends_with_five() {
 }
 
 #[test]
+fn a_misspelt_database_url_starts_no_server_on_a_new_file() {
+    let shell = Shell::empty().with("DATABASE_URL", "postgress://u:hush@127.0.0.1:1/d");
+    let ran = shell.run(&["serve"]).ends(2);
+    assert!(
+        ran.stderr.contains("environment DATABASE_URL: has the scheme \"postgress\"; postgres://…"),
+        "{}",
+        ran.stderr
+    );
+    assert!(ran.stderr.contains("set POSTCOMMIT_DATABASE_URL") && !ran.stderr.contains("hush"), "{}", ran.stderr);
+    assert_eq!(std::fs::read_dir(shell.path()).unwrap().count(), 0, "no file was made");
+}
+
+#[test]
 fn doctor_ends_with_one_only_for_problems() {
     let shell = Shell::ready();
     shell.run(&["doctor"]).ends(0);
     shell.run(&["providers", "pause", "capture", "--reason", "moving house"]).ends(0);
     let ran = shell.run(&["doctor", "-o", "jsonl"]).ends(1);
     assert!(
-        ran.stdout.contains("paused: moving house; mend it, then `postcommit providers resume capture`"),
+        ran.stdout.contains("paused: moving house; fix the cause, then `postcommit providers resume capture`"),
         "{}",
         ran.stdout
     );

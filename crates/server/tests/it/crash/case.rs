@@ -68,7 +68,7 @@ pub struct Ran {
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { point, action, nth, kind, guarantee } = self;
-        write!(f, "{point}:{nth}:{} on {kind:?}, {guarantee}", action.name())
+        write!(f, "{point}:{nth}:{} on {kind:?}, {guarantee:?}", action.name())
     }
 }
 
@@ -243,7 +243,8 @@ impl Client<'_> {
 
     fn command(&self, i: usize) -> std::process::Command {
         let (key, to) = (format!("k{i}"), addresses(&self.url, targets(i)));
-        let mut command = self.installation.command(&["enqueue", "case.made", "--key", &key, "-o", "jsonl"]);
+        let mut command =
+            self.installation.command(&["enqueue", "case.made", "--idempotency-key", &key, "-o", "jsonl"]);
         command.args(to.iter().flat_map(|address| ["--to".to_owned(), format!("webhook:{address}")]));
         command
     }

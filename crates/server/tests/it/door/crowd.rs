@@ -70,7 +70,7 @@ fn a_server_without_free_connections_says_so_and_recovers_when_one_closes() {
     let answer = server.connect_from(NEIGHBOUR).read_to_end();
     assert!(is_turned_away(&answer) && answer.contains("3 connections are open"), "{answer}");
     assert!(inside.iter_mut().all(RawClient::is_healthy), "those inside are served");
-    server.process.wait_for_line("connections are turned away");
+    server.process.wait_for_line("connections are refused, because a limit is reached");
     drop(third);
     wait_until("a place", || server.connect_from(NEIGHBOUR).is_healthy());
 }

@@ -77,16 +77,16 @@ fn a_new_certificate_takes_the_old_ones_place_and_a_bad_one_does_not() {
     assert!(second.ask(&server).is_err());
     second.install(folder.path());
     server.process.signal("HUP");
-    server.process.wait_for_line("the certificate was reloaded");
+    server.process.wait_for_line("the server uses the new certificate");
     assert!(second.ask(&server).unwrap().ends_with("ok\n"));
     assert!(first.ask(&server).is_err());
     // The files are also read again without a signal.
     replace(folder.path(), "certificate.pem", "nonsense");
-    let line = server.process.wait_for_line("certificate.pem: holds no certificate in PEM form");
-    assert!(line.contains("the old one stays"), "{line}");
+    let line = server.process.wait_for_line("certificate.pem: contains no certificate in PEM format");
+    assert!(line.contains("the server keeps the old one"), "{line}");
     assert!(second.ask(&server).unwrap().ends_with("ok\n"));
     first.install(folder.path());
-    server.process.wait_for_lines("the certificate was reloaded", 2);
+    server.process.wait_for_lines("the server uses the new certificate", 2);
     assert!(first.ask(&server).unwrap().ends_with("ok\n"));
 }
 
@@ -118,7 +118,7 @@ fn files_that_cannot_be_used_are_named_at_start() {
     let (one, other) = (Identity::new(), Identity::new());
     one.install(folder.path());
     replace(folder.path(), "key.pem", "nonsense");
-    assert!(refused().contains("key.pem: holds no private key in PEM form"));
+    assert!(refused().contains("key.pem: contains no private key in PEM format"));
     replace(folder.path(), "key.pem", &other.key);
     let problem = refused();
     assert!(problem.contains("server.tls_certificate: ") && problem.contains("key.pem"), "{problem}");

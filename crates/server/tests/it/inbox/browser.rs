@@ -7,16 +7,16 @@ use serde_json::json;
 use super::{Place, Server};
 
 /// The component's shadow tree.
-const INBOX: &str = "document.querySelector('postcommit-inbox').shadowRoot";
+pub const INBOX: &str = "document.querySelector('postcommit-inbox').shadowRoot";
 const TAB: &str = "\u{E004}";
 const ENTER: &str = "\u{E007}";
 const ESCAPE: &str = "\u{E00C}";
 
 /// Opens the demonstration page and fills it in.
 fn show(browser: &Browser, user: &str, token: &str) {
-    browser.until("document.getElementById('form')");
+    browser.until("!document.getElementById('signed-out').hidden");
     browser.run(&format!(
-        "document.querySelector('[name=user]').value = '{user}'; document.querySelector('[name=token]').value = '{token}'; document.querySelector('form button').click()"
+        "const form = document.getElementById('form'); form.elements.user.value = '{user}'; form.elements.token.value = '{token}'; form.querySelector('button').click()"
     ));
     browser.until(&format!("{INBOX}.querySelector('.bell')"));
 }
@@ -173,4 +173,46 @@ async fn the_component_takes_words_and_colours_from_the_page() {
         "const title = {INBOX}.querySelector('li .title'); return title.getBoundingClientRect().height / parseFloat(getComputedStyle(title).lineHeight)"
     );
     assert!(browser.run(&height).as_f64().is_some_and(|lines| lines < 3.5), "a long title leaves room for others");
+}
+
+fn take_picture(browser: &Browser, name: &str) {
+    if let Some(folder) = std::env::var_os("TEST_PICTURES") {
+        browser.picture(&std::path::Path::new(&folder).join(format!("{name}.png")));
+    }
+}
+
+/// Signed in by a link, the demonstration page makes its token and sends messages by itself, on a wide and on a narrow
+/// window.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn b1_the_demonstration_shows_messages_to_whoever_is_signed_in() {
+    let place = Place::sqlite().await;
+    let server = place.serve("all", &[]);
+    place.enqueue("alice", "Before the page was open", "https://example.com/").await;
+    for (sent, width) in [1280, 390].into_iter().enumerate() {
+        let browser = Browser::start(width, 800);
+        let home = format!("http://{}", server.address);
+        browser.open(&format!("{home}/inbox/demo"));
+        browser.until("!document.getElementById('signed-out').hidden");
+        take_picture(&browser, &format!("demo-signed-out-{width}"));
+        browser.open(&format!("{home}/login?token={}", place.login_token()));
+        browser.run("document.querySelector('button').click()");
+        browser.until("document.querySelector('a[href=\"/inbox/demo\"]')");
+        browser.run("document.querySelector('a[href=\"/inbox/demo\"]').click()");
+        browser.until("!document.getElementById('signed-in').hidden");
+        browser.until(&format!("{INBOX}.querySelectorAll('li').length === {}", 1 + sent));
+        browser.run("document.getElementById('send').click()");
+        browser.until(&format!("{INBOX}.querySelectorAll('li').length === {}", 2 + sent));
+        assert_eq!(titles(&browser)[0], "Hello, alice");
+        assert_eq!(
+            browser.run("return [innerWidth, document.documentElement.scrollWidth <= innerWidth]"),
+            json!([width, true])
+        );
+        browser.until("document.getElementById('said').textContent.startsWith('Sent.')");
+        take_picture(&browser, &format!("demo-{width}"));
+        browser.run(&format!("{INBOX}.querySelector('.bell').click()"));
+        browser.until(&format!("{INBOX}.querySelector('.panel').getAnimations().length === 0"));
+        take_picture(&browser, &format!("demo-open-{width}"));
+    }
+    let icon = server.client().get("/favicon.ico").expect(200);
+    assert_eq!(icon.header("content-type"), Some("image/svg+xml"));
 }

@@ -179,7 +179,7 @@ mod check {
                 10
             );
         }
-        server.child.wait_for_line("a reader of an inbox takes nothing");
+        server.child.wait_for_line("a client does not read its inbox stream");
         place.store.revoke_key(tenant, key.split('_').nth(1).unwrap()).await.unwrap();
         place.enqueue("alice", "after", "https://example.com").await;
         let mut told = String::new();

@@ -57,7 +57,7 @@ pub static STEPS: [Step; 14] = [
         meant_for: Answer::Taken,
         isolate: "host",
     },
-    of_lane(step("hold", &[RefusedWrite::of("UPDATE", "provider").when("NEW.not_before IS NOT NULL")], Answer::Later)),
+    of_lane(step("hold", &[RefusedWrite::of("UPDATE", "provider").when("NEW.held_until IS NOT NULL")], Answer::Later)),
     of_lane(step("pause", &[RefusedWrite::of("UPDATE", "provider").when("NEW.paused IS NOT NULL")], Answer::Unwelcome)),
     step("hold host", &[RefusedWrite::of("INSERT", "lane_host").when("NEW.held_until IS NOT NULL")], Answer::Later),
     step("pause host", &[RefusedWrite::of("INSERT", "lane_host").when("NEW.paused IS NOT NULL")], Answer::Unwelcome),
@@ -120,7 +120,7 @@ pub struct Ran {
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { step, answer, times, kind, guarantee } = self;
-        write!(f, "refused {}:{times}:{answer:?} on {kind:?}, {guarantee}", step.name)
+        write!(f, "refused {}:{times}:{answer:?} on {kind:?}, {guarantee:?}", step.name)
     }
 }
 

@@ -42,7 +42,14 @@ impl Planted {
             .expect(202)
             .json();
         let key = app.create_key_as(name, &json!({"name": format!("{name}-key"), "scopes": ["read"]})).id;
-        let only = |id: &str| text(&items(admin.get(&format!("/v1/deliveries?notification={id}")))[0], "id");
+        let template = json!({
+            "id": format!("{name}-template"), "event_type": format!("{name}-told"), "channel": "email", "text": format!("{name}-part {{{{ brand.name }}}}"),
+        });
+        let _ = admin.post("/v1/templates", &template).expect(201);
+        let layout = json!({"name": format!("{name}-layout"), "kind": "partial", "source": format!("{name}-partial")});
+        let _ = admin.post("/v1/layouts", &layout).expect(201);
+        Self::plant_audience(&admin, name);
+        let only = |id: &str| text(&items(admin.get(&format!("/v1/deliveries?notification_id={id}")))[0], "id");
         let (message, parked) = (only(&message), only(&parked));
         let mut this = Self {
             name: name.to_owned(),
@@ -59,10 +66,55 @@ impl Planted {
         this
     }
 
+    /// A user, a list with two members, a suppression and a declared event type.
+    fn plant_audience(admin: &HttpClient, name: &str) {
+        let mail = |text: &str| format!("{name}-{text}@example.com");
+        let addresses = json!([{"kind": "email", "address": mail("mail")}]);
+        let data = json!({"field": format!("{name}-field")});
+        let user = json!({"id": format!("{name}-profile"), "name": format!("{name}-person"), "addresses": addresses, "data": data});
+        let _ = admin.post("/v1/users", &user).expect(201);
+        let _ = admin
+            .post("/v1/lists", &json!({"name": format!("{name}-list"), "description": format!("{name}-about")}))
+            .expect(201);
+        let members = json!({"add": [{"kind": "user", "member": format!("{name}-profile")}, {"kind": "email", "member": mail("member")}]});
+        let sent = members.to_string();
+        let _ = admin.send("PATCH", &format!("/v1/lists/{name}-list/members"), Some(sent.as_bytes())).expect(200);
+        let suppression =
+            json!({"channel": "email", "address": mail("suppressed"), "reason": format!("{name}-reason")});
+        let _ = admin.post("/v1/suppressions", &suppression).expect(201);
+        let _ = admin.post("/v1/event-types", &json!({"name": format!("{name}-declared")})).expect(201);
+    }
+
     fn all_canaries(&self) -> Vec<String> {
         let texts = [
-            "good", "bad", "late", "entity", "title", "text", "payload", "provider", "user", "key", "site", "address",
+            "good",
+            "bad",
+            "late",
+            "entity",
+            "title",
+            "text",
+            "payload",
+            "provider",
+            "user",
+            "key",
+            "site",
+            "address",
             "spare",
+            "profile",
+            "person",
+            "mail",
+            "field",
+            "list",
+            "about",
+            "member",
+            "suppressed",
+            "reason",
+            "declared",
+            "template",
+            "told",
+            "part",
+            "layout",
+            "partial",
         ];
         let ids = [&self.notification, &self.parked, &self.message, &self.job, &self.key];
         texts.iter().map(|text| format!("{}-{text}", self.name)).chain(ids.into_iter().cloned()).collect()
@@ -80,6 +132,12 @@ impl Planted {
             ("inbox", "user") => format!("{}-user", self.name),
             ("providers", "name") => format!("{}-provider", self.name),
             ("tenants", "name") => self.spare.clone(),
+            ("templates", "id") => format!("{}-template", self.name),
+            ("templates", "version") => "1".to_owned(),
+            ("layouts", "name") => format!("{}-layout", self.name),
+            ("users", "id") => format!("{}-profile", self.name),
+            ("lists", "name") => format!("{}-list", self.name),
+            ("event-types", "name") => format!("{}-declared", self.name),
             ("entities", "entity") => format!("{}-entity", self.name),
             _ => return None,
         };
@@ -102,7 +160,31 @@ impl Planted {
             "test_provider" => json!({"address": "somebody@example.com"}),
             "pause_provider" | "suspend_tenant" => json!({"reason": "the walk"}),
             "create_tenant" => json!({"name": format!("made-by-the-walk-of-{name}")}),
+            "create_template" => {
+                json!({"id": "made-by-the-walk", "event_type": "made-by-the-walk", "channel": "sms", "text": "Hello"})
+            }
+            "update_template" => json!({"text": "Hello again"}),
+            "create_layout" => json!({"name": "made-by-the-walk", "kind": "layout", "source": "{{ content }}"}),
+            "update_layout" => json!({"source": "Hello again"}),
+            "update_content" => json!({"brand": {"name": "made-by-the-walk"}}),
             "resend_entity" => json!({"channel": "email"}),
+            "create_user" => json!({"id": "made-by-the-walk"}),
+            "put_user" | "update_user" => json!({"name": "changed by the walk"}),
+            "replace_preferences" | "set_preferences" => {
+                json!({"preferences": [{"channel": "sms", "allowed": false}]})
+            }
+            "create_unsubscribe_link" => json!({"user": "made-by-the-walk", "channel": "email"}),
+            "create_list" => json!({"name": "made-by-the-walk"}),
+            "update_list" => json!({"description": "changed by the walk"}),
+            "change_members" => json!({"add": [{"kind": "user", "member": "made-by-the-walk"}]}),
+            "create_suppression" => {
+                json!({"channel": "email", "address": "made-by-the-walk@example.com", "reason": "the walk"})
+            }
+            "remove_suppression" => {
+                json!({"channel": "email", "address": format!("{name}-suppressed@example.com")})
+            }
+            "create_event_type" => json!({"name": "made-by-the-walk"}),
+            "update_event_type" => json!({"mandatory": true}),
             "cancel_entity" | "dispatch" => json!({}),
             "read_all" => json!({"up_to": 1}),
             _ => return None,
@@ -117,7 +199,22 @@ impl Planted {
 
     /// Everything as its owner sees it, without the times at which keys were used.
     pub fn seen_by_owner(&self) -> String {
-        let lists = ["notifications", "deliveries", "jobs", "keys", "providers", "audit"];
+        let lists = [
+            "notifications",
+            "deliveries",
+            "jobs",
+            "keys",
+            "providers",
+            "audit",
+            "templates",
+            "layouts",
+            "users",
+            "lists",
+            "suppressions",
+            "event-types",
+        ];
+        let mut lists: Vec<String> = lists.map(str::to_owned).into();
+        lists.extend([format!("lists/{}-list/members", self.name), format!("users/{}-profile/preferences", self.name)]);
         let mut seen = String::new();
         for list in lists {
             for mut row in items(self.admin.get(&format!("/v1/{list}"))) {
