@@ -36,17 +36,17 @@ impl ServeProcess {
 
     async fn spawn(mut command: Command) -> Result<Self, Failure> {
         let mut process = command.stderr(Stdio::piped()).spawn()?;
-        let stderr = process.stderr.take().ok_or_else(|| failed("serve has no stderr"))?;
+        let stderr = process.stderr.take().ok_or_else(|| failed("`postcommit serve` has no stderr"))?;
         let mut lines = BufReader::new(stderr).lines();
         let address = tokio::time::timeout(START, find_address(&mut lines))
             .await
-            .map_err(|_| failed("serve did not print its address in time"))??;
+            .map_err(|_| failed("`postcommit serve` did not print its address in time"))??;
         // Its stderr is read to the end, so that the process never blocks on a full pipe.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         let server = Self { process, address };
         tokio::time::timeout(START, server.until_ready())
             .await
-            .map_err(|_| failed("serve did not become ready in time"))?;
+            .map_err(|_| failed("`postcommit serve` did not become ready in time"))?;
         Ok(server)
     }
 
@@ -108,7 +108,7 @@ async fn find_address(lines: &mut Lines<BufReader<ChildStderr>>) -> Result<Strin
         }
         last = line;
     }
-    Err(failed(&format!("serve ended: {last}")))
+    Err(failed(&format!("`postcommit serve` ended early: {last}")))
 }
 
 async fn ask(address: &str) -> std::io::Result<String> {
@@ -131,9 +131,9 @@ impl SinkProcess {
         // The process ends when its stdin does, even if the benchmark is killed.
         command.arg("--sink").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
         let mut process = command.spawn()?;
-        let stdout = process.stdout.take().ok_or_else(|| failed("the sink has no stdout"))?;
+        let stdout = process.stdout.take().ok_or_else(|| failed("the receiver of the webhooks has no stdout"))?;
         let line = BufReader::new(stdout).lines().next_line().await?.unwrap_or_default();
-        let port = line.trim().parse().map_err(|_| failed("the sink did not print its port"))?;
+        let port = line.trim().parse().map_err(|_| failed("the receiver of the webhooks did not print its port"))?;
         Ok(Self { _process: process, port })
     }
 }

@@ -17,9 +17,11 @@ use crate::run::RunOptions;
 use crate::suites::{ALL, SuiteSpec};
 use crate::{html, run, sink};
 
-/// Measures this build of Postcommit on this machine, and compares every figure with its bar.
+/// Measure this build of Postcommit on this machine, and compare every figure with its bar, the value that it must
+/// reach.
 ///
-/// Works in a database of its own on the given server, or in a file beside the given one, and removes it afterwards.
+/// The benchmark creates its own database on the given server, or its own file beside the given SQLite file, and
+/// removes it at the end.
 ///
 /// Exits 1 when a bar is missed, 7 when a suite could not be measured. Compare only ratios that were measured in one
 /// run; see docs/benchmark.md.
@@ -31,35 +33,35 @@ pub struct Cli {
     /// The suites to run [default: every suite that supports the database]
     #[arg(value_name = "SUITE")]
     suites: Vec<String>,
-    /// How often each pair is measured, alternately; the medians are compared
+    /// How many times each pair of ours and the comparison is measured, alternately; the medians are compared
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=99))]
     rounds: u8,
     /// Multiplies all counts and durations; use a small value for a quick look
     #[arg(long, default_value_t = 1.0, value_parser = scale)]
     scale: f64,
-    /// The folder of other programs to compare with [default: bench/peers, if it exists]
+    /// Folder of other programs to compare with [default: bench/peers, if it exists]
     #[arg(long, value_name = "DIR")]
     peers: Option<PathBuf>,
-    /// Measure without other programs
+    /// Do not compare with other programs
     #[arg(long, conflicts_with = "peers")]
     no_peers: bool,
-    /// Also writes the report to this HTML file
+    /// Also write the report to this HTML file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Lists the suites with their bars, and exits
+    /// List the suites with their bars, then exit
     #[arg(long)]
     list: bool,
     /// The `postcommit` program to measure [default: the one beside this program]
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
-    /// Runs the receiver of the webhooks until stdin ends
+    /// Run the receiver of the webhooks until stdin ends
     #[arg(long, hide = true)]
     sink: bool,
 }
 
 fn scale(text: &str) -> Result<f64, String> {
-    let scale: f64 = text.parse().map_err(|_| "is not a number".to_owned())?;
-    if (0.0001..=100.0).contains(&scale) { Ok(scale) } else { Err("0.0001 to 100 are allowed".into()) }
+    let scale: f64 = text.parse().map_err(|_| "not a number; 0.0001 to 100 are allowed".to_owned())?;
+    if (0.0001..=100.0).contains(&scale) { Ok(scale) } else { Err("out of range; 0.0001 to 100 are allowed".into()) }
 }
 
 impl Cli {
@@ -106,7 +108,7 @@ impl Cli {
             return Ok(std::path::absolute(program)?);
         }
         let missing = format!(
-            "there is no program {}; build it with `cargo build --release`, or name it by --program",
+            "the program {} does not exist; build it with `cargo build --release`, or give its path with --program",
             program.display()
         );
         Err(Failure::new(Exit::Usage, missing))
@@ -116,11 +118,11 @@ impl Cli {
     fn peers(&self) -> Result<Result<PathBuf, String>, Failure> {
         let usual = Path::new("bench/peers");
         match &self.peers {
-            _ if self.no_peers => Ok(Err("--no-peers".into())),
+            _ if self.no_peers => Ok(Err("--no-peers was given".into())),
             Some(folder) if folder.is_dir() => Ok(Ok(folder.clone())),
             Some(folder) => Err(Failure::new(Exit::Usage, format!("--peers {}: is not a folder", folder.display()))),
             None if usual.is_dir() => Ok(Ok(usual.to_owned())),
-            None => Ok(Err(format!("there is no folder {}; --peers names another", usual.display()))),
+            None => Ok(Err(format!("the folder {} does not exist; give another one with --peers", usual.display()))),
         }
     }
 
@@ -134,11 +136,15 @@ impl Cli {
         let find = |name: &String| {
             let known = || ALL.iter().map(|suite| suite.name).collect::<Vec<_>>().join(", ");
             let suite = ALL.iter().find(|suite| suite.name == *name);
-            let suite = suite.ok_or_else(|| usage(format!("there is no suite {name:?}; there are {}", known())))?;
+            let suite =
+                suite.ok_or_else(|| usage(format!("there is no suite {name:?}; the suites are {}", known())))?;
             if fits(&suite) {
                 Ok(suite)
             } else {
-                Err(usage(format!("suite {name} needs {}; see --database-url", suite.fits.name())))
+                Err(usage(format!(
+                    "suite {name} needs {}; give such a database with --database-url",
+                    suite.fits.name()
+                )))
             }
         };
         let mut chosen: Vec<&'static SuiteSpec> = vec![];

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use postcommit_channel::clock;
 use postcommit_channel::driver::FailOn;
-use postcommit_channel::model::{Guarantee, Policy, ProviderDraft};
+use postcommit_channel::model::{Guarantee, Policy, ProviderDraft, TIMEOUT_MS};
 use postcommit_channel::secret::Secret;
 use postcommit_engine::dispatch::{Dispatcher, Stop, Tally, Tools};
 use postcommit_engine::metrics::Metrics;
@@ -68,8 +68,13 @@ impl RunningDispatcher {
             let [again, parked, dropped] =
                 [&self.tally.again, &self.tally.parked, &self.tally.dropped].map(|c| c.load(Ordering::Relaxed));
             if again + parked + dropped > 0 || self.task.is_finished() || now.duration_since(moved) > PATIENCE {
-                let otherwise = format!("{again} are to be retried, {parked} are parked, {dropped} were dropped");
-                return Err(Failure::new(Exit::Failed, format!("the drain stopped at {sent} of {count}; {otherwise}")));
+                let otherwise = format!(
+                    "{again} will be retried, {parked} are parked, {dropped} expired, were cancelled or skipped"
+                );
+                return Err(Failure::new(
+                    Exit::Failed,
+                    format!("the dispatcher stopped after {sent} of {count} deliveries; {otherwise}"),
+                ));
             }
             tokio::time::sleep(LOOK).await;
         }
@@ -163,7 +168,7 @@ pub fn capture() -> ProviderDraft {
         concurrency: 1000,
         rate_per_s: None,
         burst: None,
-        timeout_ms: 30_000,
+        timeout_ms: TIMEOUT_MS,
         is_default: true,
         enabled: true,
     }

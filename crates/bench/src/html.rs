@@ -117,9 +117,9 @@ fn summary(report: &Report) -> String {
     let rows: String =
         suites.flat_map(|(i, s)| s.findings.iter().filter(|f| counts(f)).map(move |f| summary_row(i, f))).collect();
     let nav = if links.is_empty() { links } else { format!("<nav aria-label=\"Suites\">Suites: {links}</nav>\n") };
-    let head = columns(&["Id", "What", "Figure>", "Threshold>", "MemoryUse"]);
+    let head = columns(&["Id", "What", "Figure>", "Bar>", "Held"]);
     let table = if rows.is_empty() {
-        "<p>Nothing was measured that has a bar.</p>".to_owned()
+        "<p>No figure with a bar was measured.</p>".to_owned()
     } else {
         scroll_table("Summary of all bars", "", &head, &rows)
     };
@@ -150,7 +150,7 @@ fn summary_row(i: usize, f: &Finding) -> String {
 
 fn suite(i: usize, suite: &Suite) -> String {
     let rows: String = suite.findings.iter().map(finding_row).collect();
-    let head = columns(&["Id", "What", "Ours>", "Against>", "Ratio or figure>", "Threshold>", "MemoryUse"]);
+    let head = columns(&["Id", "What", "Ours>", "Against>", "Ratio or figure>", "Bar>", "Held"]);
     let table = if rows.is_empty() {
         String::new()
     } else {
@@ -469,6 +469,8 @@ mod tests {
         let page = sound(&report(vec![finding("P1", 0.83, Some(Threshold::AtLeast(0.6)), Some(true)), missed], vec![]));
         assert!(page.contains("<strong>1 of 2 bars hold</strong>"));
         assert!(page.contains("✗ missed:</span> P8"));
+        let heads = r#"<th scope="col" class="n">Bar</th><th scope="col">Held</th>"#;
+        assert_eq!(page.matches(heads).count(), 2, "in the summary and in the suite's table");
         assert!(page.contains(r#"<span class="missed">✗ missed</span>"#));
         assert!(page.contains("0.798") && page.contains("≥\u{a0}0.8"));
         assert_eq!(page.matches("the doorbell&#39;s lock").count(), 2);

@@ -66,11 +66,11 @@ async fn send(sender: &mut SendRequest<Full<Bytes>>, post: Post, expected: Statu
     let status = answer.status();
     let said = answer.into_body().collect().await.map_err(failed)?.to_bytes();
     if status != expected {
-        return Err(failed(format!("was answered with {status}: {}", String::from_utf8_lossy(&said))));
+        return Err(failed(format!("the answer was {status}: {}", String::from_utf8_lossy(&said))));
     }
     Ok(())
 }
 
 pub fn failed(problem: impl ToString) -> Failure {
-    Failure::new(Exit::Failed, format!("a request of the benchmark: {}", problem.to_string()))
+    Failure::new(Exit::Failed, format!("a request of the benchmark failed: {}", problem.to_string()))
 }

@@ -184,8 +184,8 @@ impl DirectInserter {
                 $5::int::smallint, now(), now() + interval '30 days'
               FROM fresh
             )
-            INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at)
-            SELECT 1, id, 0, -1, $5::int::smallint, now() FROM fresh";
+            INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, first_due_at)
+            SELECT 1, id, 0, -1, $5::int::smallint, now(), now() FROM fresh";
         let insert = client.prepare(sql).await?;
         Ok(Self { client, insert, load: load.clone() })
     }

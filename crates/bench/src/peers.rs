@@ -88,7 +88,7 @@ pub async fn installed(folder: &Path) -> Peers {
             Err(failure) => {
                 let name =
                     program.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
-                let problem = Some(format!("took no part: its `run info` failed: {failure}"));
+                let problem = Some(format!("not compared, because its `run info` failed: {failure}"));
                 peers.mute.push(Peer { name, version: String::new(), settings: String::new(), problem });
             }
         }
@@ -139,7 +139,7 @@ impl InstalledPeer {
         let url = bench.workspace.url();
         let settled = bench.workspace.quiesce().await;
         let answered = ask(&self.program, &[arguments, &["--database", &url]].concat()).await;
-        let unread = || Failure::new(Exit::Failed, "its output has no figure");
+        let unread = || Failure::new(Exit::Failed, "the output of the peer has no figure");
         match settled.and(answered).and_then(|answer| read(&answer).ok_or_else(unread)) {
             Ok(figure) => Some(figure),
             Err(failure) => {
@@ -168,7 +168,7 @@ async fn ask(program: &Path, arguments: &[&str]) -> Result<Value, Failure> {
         return Err(Failure::new(Exit::Failed, text(&ran.stderr)));
     }
     serde_json::from_str(&text(&ran.stdout))
-        .map_err(|e| Failure::new(Exit::Failed, format!("its output is not JSON: {e}")))
+        .map_err(|e| Failure::new(Exit::Failed, format!("the output of the peer is not JSON: {e}")))
 }
 
 /// The figures of every peer, round by round.
@@ -251,7 +251,7 @@ mod tests {
         std::fs::create_dir(folder.path().join("broken")).unwrap();
         std::fs::write(folder.path().join("broken/run"), "not a program").unwrap();
         let peers = installed(folder.path()).await;
-        assert!(peers.missing("drain").unwrap().starts_with("broken: took no part: its `run info` failed: "));
+        assert!(peers.missing("drain").unwrap().starts_with("broken: not compared, because its `run info` failed: "));
         assert_eq!(peers.listed().len(), 1);
     }
 }

@@ -85,7 +85,7 @@ pub async fn run(options: RunOptions, settings: &Settings) -> Result<Report, Fai
     bench.peers = find_peers(&bench, &options.peers).await;
     let bench = Arc::new(bench);
     let measured = measure(&bench, options, stop).await;
-    bench.progress.step("removing what was made");
+    bench.progress.step("removing the files and databases of the benchmark");
     let removed = bench.workspace.remove().await;
     let mut report = measured?;
     report.problems.extend(removed.err().map(|failure| failure.to_string()));
@@ -98,7 +98,7 @@ async fn find_peers(bench: &Bench, folder: &Result<PathBuf, String>) -> Peers {
         (Err(why), _) => Peers::none(why),
         (Ok(_), Err(_)) => Peers::none("peers need PostgreSQL"),
         (Ok(_), Ok(postgres)) if !postgres.is_own() => {
-            Peers::none("peers need a database of their own, and this login may create none")
+            Peers::none("peers need a database of their own, and this login may not create one")
         }
         (Ok(folder), Ok(_)) => peers::installed(folder).await,
     }
@@ -153,9 +153,10 @@ async fn measure(bench: &Arc<Bench>, options: RunOptions, stop: impl Future<Outp
                 measuring.abort();
                 let _ = measuring.await;
                 if report.suites.is_empty() {
-                    return Err(Failure::new(Exit::Failed, "interrupted; what was made is removed"));
+                    return Err(Failure::new(Exit::Failed, "interrupted; the files and databases of the benchmark are \
+                        removed"));
                 }
-                report.problems.push(format!("interrupted in {}: what follows was not measured", suite.name));
+                report.problems.push(format!("interrupted in {}: the following suites were not measured", suite.name));
                 break;
             }
         };

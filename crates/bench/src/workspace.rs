@@ -54,7 +54,11 @@ impl Workspace {
                 if !beside.is_dir() {
                     return Err(Failure::new(
                         Exit::Usage,
-                        format!("there is no folder {} to measure in", beside.display()),
+                        format!(
+                            "the folder {} of the SQLite file does not exist; create it, or give another \
+                             --database-url",
+                            beside.display()
+                        ),
                     ));
                 }
                 let folder = Folder::make_in(beside)?;

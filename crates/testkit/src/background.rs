@@ -1,4 +1,4 @@
-//! The tokio runtime under the servers of this crate, on a thread of its own.
+//! The tokio runtime on which the servers of this crate run, on its own thread.
 
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener as StdListener};
@@ -9,8 +9,8 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::GUARD;
 
-/// A tokio runtime with one worker thread, independent of the test's own runtime, if it has one.
-/// Dropping it drops every task, and so closes every socket, before it returns.
+/// A tokio runtime with one worker thread, independent of the test's own runtime. Dropping it ends all its tasks, and
+/// so closes their sockets, before the drop returns.
 pub(crate) struct Background {
     runtime: Option<Runtime>,
 }
@@ -30,7 +30,7 @@ impl Background {
         self.runtime.as_ref().expect("the runtime lives until drop").handle()
     }
 
-    /// Listens on `addr`. The port is open when this returns.
+    /// Listens on `addr` and returns the listener with its actual address. The port is open when this returns.
     pub(crate) fn listen(&self, addr: SocketAddr) -> (TcpListener, SocketAddr) {
         let listener = StdListener::bind(addr).unwrap_or_else(|error| panic!("listen on {addr}: {error}"));
         listener.set_nonblocking(true).expect("a non-blocking listener");
@@ -41,7 +41,7 @@ impl Background {
     }
 
     /// Awaits `future` for at most [`GUARD`]. Returns `None` when it did not finish. The timeout uses this runtime's
-    /// clock, because the test may have paused its own, and a paused clock jumps ahead.
+    /// clock, because the test may have paused its own clock, and a paused clock jumps ahead.
     pub(crate) async fn guarded<F>(&self, future: F) -> Option<F::Output>
     where
         F: Future + Send + 'static,
@@ -59,9 +59,9 @@ impl Drop for Background {
         let Some(runtime) = self.runtime.take() else {
             return;
         };
-        // A runtime cannot be shut down and waited for inside another one, hence the thread.
+        // Tokio does not allow waiting for a runtime's shutdown inside another runtime. So a separate thread does it.
         let stopper = std::thread::spawn(move || runtime.shutdown_timeout(Duration::from_secs(5)));
-        // A panic here would abort a test that is already unwinding.
+        // The result is ignored, because a panic here would abort a test that is already unwinding.
         let _ = stopper.join();
     }
 }

@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 
 use crate::{Child, GUARD};
 
-/// How long a script may wait for a condition. Shorter than [`crate::GUARD`], so that the browser can still report what
-/// it saw.
+/// How long a script may wait for a condition, in milliseconds. It is shorter than [`crate::GUARD`], so that the
+/// browser can still report the content of the page.
 const PATIENCE_MS: u64 = 40_000;
 
-/// Flags that keep Chromium from connecting anywhere by itself, and from needing a display or a sandbox.
+/// Flags for Chromium. With them it makes no connections by itself and needs neither a display nor a sandbox.
 const FLAGS: [&str; 9] = [
     "--headless",
     "--no-sandbox",
@@ -28,20 +28,20 @@ const FLAGS: [&str; 9] = [
     "--force-color-profile=srgb",
 ];
 
-/// A browser with an empty profile. Closed when dropped.
+/// A browser with an empty profile. Dropping it closes the browser.
 pub struct Browser {
     driver: SocketAddr,
     session: String,
     _profile: tempfile::TempDir,
-    // Dropped last: closing the session needs chromedriver.
+    // Dropped last, because closing the session needs chromedriver.
     _process: Child,
 }
 
 impl Browser {
-    /// Starts a browser with a window of this size.
+    /// Starts a browser whose pages have this size in pixels.
     ///
     /// # Panics
-    /// When chromedriver or Chromium is missing or reports an error. So do all other methods.
+    /// When chromedriver or Chromium is missing or reports an error. All other methods panic on errors as well.
     pub fn start(width: u32, height: u32) -> Self {
         let mut command = Command::new("chromedriver");
         command.arg("--port=0");
@@ -64,7 +64,12 @@ impl Browser {
         }}});
         let (_, begun) = ask(driver, "POST", "/session", Some(&wanted)).expect("chromedriver answers");
         let session = begun["value"]["sessionId"].as_str().unwrap_or_else(|| panic!("no session: {begun}")).to_owned();
-        Self { driver, session, _profile: profile, _process: process }
+        let browser = Self { driver, session, _profile: profile, _process: process };
+        // Chromium's windows are at least 500 pixels wide. The override allows the narrower pages of phones.
+        let size = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
+        browser.tell("goog/cdp/execute", &json!({"cmd": "Emulation.setDeviceMetricsOverride", "params": size}));
+        assert_eq!(browser.run("return innerWidth"), width);
+        browser
     }
 
     /// Opens a page and waits until it is loaded.
@@ -97,7 +102,7 @@ impl Browser {
         );
     }
 
-    /// Presses and releases a key: a character, or a key code of WebDriver such as `\u{E007}` (Enter).
+    /// Presses and releases a key: a character, or a WebDriver key code such as `\u{E007}` (Enter).
     pub fn press(&self, key: &str) {
         let actions = json!([{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]);
         self.tell("actions", &json!({"actions": [{"type": "key", "id": "keyboard", "actions": actions}]}));
@@ -124,13 +129,13 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Otherwise Chromium would outlive chromedriver.
+        // Ends the session, because otherwise Chromium would keep running after chromedriver has ended.
         let _ = ask(self.driver, "DELETE", &format!("/session/{}", self.session), None);
     }
 }
 
-/// Sends one request to chromedriver. It keeps connections open even when asked to close them, so the response ends
-/// where its content length says.
+/// Sends one request to chromedriver. Chromedriver keeps connections open even when asked to close them, so the end of
+/// the response is found by its content length.
 fn ask(driver: SocketAddr, method: &str, path: &str, body: Option<&Value>) -> io::Result<(u16, Value)> {
     let body = body.map(Value::to_string).unwrap_or_default();
     let mut socket = TcpStream::connect(driver)?;

@@ -1,4 +1,4 @@
-//! A plain HTTP/1.1 client that sends exactly what the test says: one request per connection.
+//! A plain HTTP/1.1 client that sends exactly what the test specifies. It uses one connection per request.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::GUARD;
 
-/// An HTTP client of one server. Every request opens a connection of its own.
+/// An HTTP client for one server. Every request opens a new connection.
 #[derive(Clone, Debug)]
 pub struct HttpClient {
     addr: SocketAddr,
@@ -19,14 +19,14 @@ pub struct HttpClient {
 pub struct HttpResponse {
     /// The status code.
     pub status: u16,
-    /// Names in lower case, values trimmed, in the order they were sent.
+    /// The headers in the order in which they were sent. Names are in lower case, and values are trimmed.
     pub headers: Vec<(String, String)>,
-    /// The body, after removal of any chunked coding.
+    /// The body. A chunked transfer encoding is already decoded.
     pub body: Vec<u8>,
 }
 
 impl HttpClient {
-    /// A client of the server at `addr`.
+    /// Creates a client for the server at `addr`.
     pub fn new(addr: SocketAddr) -> Self {
         Self { addr, headers: Vec::new() }
     }
@@ -38,7 +38,7 @@ impl HttpClient {
         self
     }
 
-    /// Adds an API key to every request.
+    /// Adds an API key to every request, as a bearer token.
     #[must_use]
     pub fn key(self, token: &str) -> Self {
         self.with("Authorization", &format!("Bearer {token}"))
@@ -47,12 +47,12 @@ impl HttpClient {
     /// Sends a GET request.
     ///
     /// # Panics
-    /// When no complete response arrives. So do all methods without a `Result`.
+    /// When no complete response arrives. All other methods that do not return a `Result` panic then, too.
     pub fn get(&self, path: &str) -> HttpResponse {
         self.send("GET", path, None)
     }
 
-    /// Posts JSON.
+    /// Sends a POST request with a JSON body.
     pub fn post(&self, path: &str, body: &Value) -> HttpResponse {
         self.send("POST", path, Some(body.to_string().as_bytes()))
     }
@@ -78,7 +78,7 @@ impl HttpClient {
         self.say(method, path, Some((kind, body))).unwrap_or_else(|problem| panic!("{method} {path}: {problem}"))
     }
 
-    /// The head of a request without a body, up to and including the empty line.
+    /// Returns the head of a request without a body, up to and including the empty line.
     pub fn head(&self, method: &str, path: &str) -> String {
         self.opening(method, path) + "\r\n"
     }
@@ -130,29 +130,29 @@ impl HttpResponse {
         Some(answer)
     }
 
-    /// The first value of the header `name`, in any case.
+    /// Returns the first value of the header `name`. The case of the name does not matter.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(header, _)| header.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
     }
 
-    /// The body as text.
+    /// Returns the body as text. Invalid UTF-8 is replaced.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The body as JSON.
+    /// Returns the body as JSON.
     ///
     /// # Panics
-    /// When the body is not JSON; the message shows the body.
+    /// When the body is not JSON. The message shows the body.
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body)
             .unwrap_or_else(|problem| panic!("{} is not JSON: {problem}: {}", self.status, self.text()))
     }
 
-    /// Asserts the status; the message shows the body.
+    /// Asserts the status. The message shows the body.
     ///
     /// # Panics
-    /// When the status is another.
+    /// When the status differs.
     #[must_use]
     pub fn expect(self, status: u16) -> Self {
         assert_eq!(self.status, status, "{}", self.text());

@@ -1,4 +1,4 @@
-//! A scripted HTTP/1.1 server on loopback, written on raw sockets so that it can misbehave.
+//! A scripted HTTP/1.1 server on loopback. It uses raw sockets so that it can break the protocol.
 
 mod reply;
 mod request;
@@ -20,9 +20,9 @@ pub use request::Request;
 
 type Script = dyn Fn(&Request) -> Reply + Send + Sync;
 
-/// A server that records every request and answers it as its script says.
+/// A server that records every request and answers it as its script decides.
 ///
-/// Connections are kept alive unless the request or the reply says otherwise. Dropping the server closes all
+/// Connections are kept alive unless the request or the reply asks to close them. Dropping the server closes all
 /// connections and the port.
 pub struct HttpServer {
     addr: SocketAddr,
@@ -36,18 +36,18 @@ struct ServerState {
     connections: AtomicUsize,
     /// How many requests have arrived.
     arrived: watch::Sender<usize>,
-    /// Slow replies to requests up to this arrival number are released.
+    /// Slow replies to requests up to this arrival number may be sent.
     released: watch::Sender<usize>,
 }
 
 impl HttpServer {
-    /// Starts a server on a free port of 127.0.0.1. The script is called for each request after it has been read
-    /// completely and recorded, one at a time per connection.
+    /// Starts a server on a free port of 127.0.0.1. The script is called for each request after the request has been
+    /// read completely and recorded. On one connection, requests are handled one after the other.
     pub fn start(script: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
         Self::start_at((Ipv4Addr::LOCALHOST, 0).into(), script)
     }
 
-    /// Starts a server at `addr`. With the address of a dropped server, this is the end of an outage.
+    /// Starts a server at `addr`. With the address of a dropped server, a test can simulate the end of an outage.
     pub fn start_at(addr: SocketAddr, script: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
         let background = Background::start();
         let (listener, addr) = background.listen(addr);
@@ -62,30 +62,30 @@ impl HttpServer {
         Self { addr, shared, background }
     }
 
-    /// Listens on one more free port of 127.0.0.1 and returns its address. The same script answers there as another
-    /// host; a request's `host` header tells which.
+    /// Listens on one more free port of 127.0.0.1 and returns its address. The same script answers there. To clients it
+    /// is another host, and the request's `host` header shows which one was called.
     pub fn one_more(&self) -> SocketAddr {
         let (listener, addr) = self.background.listen((Ipv4Addr::LOCALHOST, 0).into());
         self.background.handle().spawn(accept(listener, self.shared.clone()));
         addr
     }
 
-    /// The address the server listens on.
+    /// Returns the address that the server listens on.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// The `http://` URL of `path`, which starts with a slash.
+    /// Returns the `http://` URL of `path`, which must start with a slash.
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.addr)
     }
 
-    /// All requests so far, in order of arrival.
+    /// Returns all requests so far, in order of arrival.
     pub fn requests(&self) -> Vec<Request> {
         self.shared.requests.lock().expect("requests").clone()
     }
 
-    /// How many connections have been accepted so far, closed ones included.
+    /// Returns how many connections have been accepted so far, including closed ones.
     pub fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::SeqCst)
     }
@@ -93,11 +93,11 @@ impl HttpServer {
     /// Waits until `n` requests have arrived since the start. Returns all requests so far.
     ///
     /// # Panics
-    /// After [`GUARD`](crate::GUARD), with the requests that arrived.
+    /// After [`GUARD`](crate::GUARD). The message shows the requests that arrived.
     pub async fn wait_for(&self, n: usize) -> Vec<Request> {
         let mut arrived = self.shared.arrived.subscribe();
         let enough = async move {
-            // This cannot fail: the sender belongs to the server, which is borrowed here.
+            // This cannot fail, because the sender belongs to the server, which is borrowed here.
             let _ = arrived.wait_for(|count| *count >= n).await;
         };
         if self.background.guarded(enough).await.is_none() {
@@ -114,8 +114,8 @@ impl HttpServer {
         self.shared.released.send_replace(arrived);
     }
 
-    /// How many requests carried each value of `header`. Requests without the header are counted under the empty
-    /// string.
+    /// Returns how many requests had each value of the header `header`. Requests without the header are counted under
+    /// the empty string.
     pub fn effects_by(&self, header: &str) -> HashMap<String, usize> {
         let mut effects = HashMap::new();
         for request in self.shared.requests.lock().expect("requests").iter() {
@@ -135,12 +135,12 @@ impl ServerState {
         request
     }
 
-    /// The reply to a request, once it is released.
+    /// Returns the reply to a request. Waits first if the reply is slow and not released yet.
     async fn reply_to(&self, request: &Request) -> Reply {
         let mut reply = (self.script)(request);
         while let Reply::Slow { then } = reply {
             let mut released = self.released.subscribe();
-            // This cannot fail: the sender belongs to `self`.
+            // This cannot fail, because the sender belongs to `self`.
             let _ = released.wait_for(|upto| *upto >= request.n).await;
             reply = *then;
         }
@@ -156,7 +156,7 @@ async fn accept(listener: TcpListener, shared: Arc<ServerState>) {
         shared.connections.fetch_add(1, Ordering::SeqCst);
         let shared = shared.clone();
         tokio::spawn(async move {
-            // Errors are expected: many tests close the connection early.
+            // Errors are ignored, because many tests close the connection early.
             let _ = converse(socket, &shared).await;
         });
     }

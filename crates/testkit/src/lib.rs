@@ -1,20 +1,21 @@
 //! Test support: databases, scripted servers, a faulty proxy, a browser and child processes. Nothing here is built into
 //! the product.
 //!
-//! Every server in this crate runs on threads of its own. A test may therefore block, for example on a child process,
-//! or pause tokio's clock without stopping the server it talks to.
+//! Every server in this crate runs on its own threads. So a test may block, for example on a child process, or pause
+//! tokio's clock, without stopping the server that it talks to.
 //!
-//! - [`postgres`]: a database per test on the run's shared cluster, fresh or a copy; private clusters that a test can crash
-//! - [`sqlite`]: a file per test, a copy of a prepared one
-//! - [`client`]: a plain HTTP client that sends exactly what the test says
+//! - [`postgres`]: a database per test on the shared cluster of the test run, empty or copied from a template; also
+//!   private clusters that a test can crash
+//! - [`sqlite`]: a database file per test, copied from a prepared file
+//! - [`client`]: a plain HTTP client that sends exactly what the test specifies
 //! - [`http`]: a scripted HTTP server that can misbehave
-//! - [`receiver`]: a webhook receiver that journals each request before it answers
-//! - [`proxy`]: a TCP proxy that can hold bytes back, or reset connections
+//! - [`receiver`]: a webhook receiver that writes each request to a journal before it answers
+//! - [`proxy`]: a TCP proxy that can hold bytes back or reset connections
 //! - [`browser`]: headless Chromium
-//! - [`refused_write`]: a database that refuses one kind of write
-//! - [`process`]: a program under test as a child process: its output, signals and exit
+//! - [`refused_write`]: makes the database refuse one kind of write
+//! - [`process`]: a program under test as a child process, with its output, signals and exit status
 //!
-//! Every wait is for an event. After [`GUARD`] it panics and shows what was seen.
+//! Every wait is for an event. A wait that is longer than [`GUARD`] panics, and the message shows what was received.
 
 use std::time::Duration;
 
@@ -38,6 +39,6 @@ pub use proxy::{Proxy, ProxyMode};
 pub use receiver::{Fault, Receiver};
 pub use refused_write::RefusedWrite;
 
-/// How long any wait of this crate lasts before it panics. A wait that reaches it is a failed test; no passing test
-/// depends on it.
+/// How long any wait of this crate lasts before it panics. A wait that reaches this limit is a failed test. No passing
+/// test depends on it.
 pub const GUARD: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! PostgreSQL: a database per test on the run's shared cluster, and private clusters that a test can crash.
+//! PostgreSQL: a database per test on the shared cluster of the test run, and private clusters that a test can crash.
 
 mod cluster;
 mod template;
@@ -12,7 +12,7 @@ use tokio_postgres::{Client, NoTls};
 
 pub use cluster::Cluster;
 
-/// Creates a database on the run's shared cluster, like `Postgres::shared().database()`.
+/// Creates a database on the shared cluster of the test run, like `Postgres::shared().database()`.
 pub async fn database() -> TestDatabase {
     Postgres::shared().database().await
 }
@@ -25,8 +25,8 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// The cluster shared by all tests of a run. `scripts/test` starts it once, because nextest
-    /// gives every test a process of its own, and passes its URL in `TEST_DATABASE_URL`.
+    /// Returns the cluster that all tests of a run share. `scripts/test` starts it once and passes its URL in
+    /// `TEST_DATABASE_URL`, because nextest runs every test in its own process.
     ///
     /// # Panics
     /// When the variable is not set.
@@ -41,7 +41,7 @@ impl Postgres {
         }
     }
 
-    /// The cluster behind a `postgres://` URL.
+    /// Returns the cluster at a `postgres://` URL.
     pub fn at(url: impl Into<String>) -> Self {
         Self { url: url.into() }
     }
@@ -51,7 +51,8 @@ impl Postgres {
     /// # Panics
     /// When the cluster cannot be reached or refuses.
     pub async fn database(&self) -> TestDatabase {
-        // template0, because CREATE DATABASE cannot copy a template with open sessions, and template1 may have some.
+        // Uses template0, because CREATE DATABASE cannot copy a template with open sessions, and template1 may have
+        // some.
         self.database_with("TEMPLATE template0 ENCODING 'UTF8'").await
     }
 
@@ -65,11 +66,12 @@ impl Postgres {
         TestDatabase { url: UrlParts::of(&self.url).with_database(&name), name, cluster: self.url.clone() }
     }
 
-    /// Creates a copy of a template database, which is dropped together with the value. A template is made once for each
-    /// `fingerprint` of what `prepare` does with the URL of an empty database.
+    /// Creates a copy of a template database. Dropping the value drops the copy. If no template exists for this
+    /// `fingerprint`, `prepare` makes it in an empty database whose URL it gets. The fingerprint must change when
+    /// `prepare` changes.
     ///
-    /// Roles of the product carry the OID of their database. The template has none, and the copy has to make its own: migrate
-    /// it as well.
+    /// The names of the product's roles contain the OID of their database. The template has no such roles, so the copy
+    /// must be migrated as well, which creates its own roles.
     ///
     /// # Panics
     /// When the cluster cannot be reached or refuses.
@@ -81,8 +83,8 @@ impl Postgres {
         self.database_with(&template.options()).await
     }
 
-    /// Creates a role with a random name that may only log in, except for these attributes. Dropping the value drops
-    /// the role: declare it before the databases in which it owns something.
+    /// Creates a role with a random name that may log in and has these attributes. Dropping the value drops the role,
+    /// so declare it before the databases in which it owns objects.
     ///
     /// # Panics
     /// When the cluster cannot be reached or refuses.
@@ -92,7 +94,7 @@ impl Postgres {
         TestLogin { name, cluster: self.url.clone() }
     }
 
-    /// Runs statements as the cluster's own role, outside the databases of tests.
+    /// Runs statements as the cluster's own role, in the database of the cluster's URL and not in a test's database.
     ///
     /// # Panics
     /// When the cluster cannot be reached or refuses.
@@ -106,7 +108,7 @@ impl Postgres {
     }
 }
 
-/// A login of one test. Dropping it drops the role.
+/// A login role of one test. Dropping the value drops the role.
 #[derive(Debug)]
 pub struct TestLogin {
     name: String,
@@ -114,7 +116,7 @@ pub struct TestLogin {
 }
 
 impl TestLogin {
-    /// The name, `login_` and 16 random hexadecimal digits.
+    /// Returns the name: `login_` and 16 random hexadecimal digits.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -136,12 +138,12 @@ pub struct TestDatabase {
 }
 
 impl TestDatabase {
-    /// The name, `postcommit_test_` and 16 random hexadecimal digits.
+    /// Returns the name: `postcommit_test_` and 16 random hexadecimal digits.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The address of the server, as the target of a [`Proxy`](crate::Proxy).
+    /// Returns the address of the server, for example as the target of a [`Proxy`](crate::Proxy).
     pub fn addr(&self) -> SocketAddr {
         let host = UrlParts::of(&self.url).host;
         let host = if host.contains(':') { host.to_owned() } else { format!("{host}:5432") };
@@ -149,12 +151,12 @@ impl TestDatabase {
         found.next().expect("the server has an address")
     }
 
-    /// The URL of this database for another login, without a password.
+    /// Returns the URL of this database for another login, without a password.
     pub fn url_as(&self, login: &str) -> String {
         UrlParts::of(&self.url).with_user(login)
     }
 
-    /// The URL of this database at another address, such as that of a [`Proxy`](crate::Proxy).
+    /// Returns the URL of this database at another address, such as the address of a [`Proxy`](crate::Proxy).
     pub fn url_via(&self, addr: SocketAddr) -> String {
         UrlParts::of(&self.url).with_host(&addr.to_string())
     }
@@ -168,10 +170,10 @@ impl Drop for TestDatabase {
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Drops a database or role. A failure is only printed: the cluster may have stopped, and is deleted at the end of the
-/// run.
+/// Drops a database or role on another thread, and waits for it. A failure is only printed, because the cluster may
+/// have stopped. The cluster is deleted at the end of the run anyway.
 fn drop_in_background(name: &str, work: impl Future<Output = Result<(), AnyError>> + Send + 'static) {
-    // A thread of its own, because the test's runtime must not be blocked here.
+    // Uses its own thread and runtime, because the test's runtime cannot be blocked on here.
     let dropper = std::thread::spawn(move || Builder::new_current_thread().enable_all().build()?.block_on(work));
     match dropper.join() {
         Ok(Ok(())) => {}
@@ -182,7 +184,7 @@ fn drop_in_background(name: &str, work: impl Future<Output = Result<(), AnyError
 
 async fn drop_database(url: String, name: String) -> Result<(), AnyError> {
     let client = connect(&url).await?;
-    // The product's roles in this database have its OID in their names.
+    // The names of the product's roles in this database contain its OID.
     let roles = "\
         SELECT r.rolname::text
         FROM pg_roles r
@@ -206,20 +208,20 @@ async fn connect(url: &str) -> Result<Client, tokio_postgres::Error> {
     Ok(client)
 }
 
-/// A random number, from the seed of the standard library's hash maps.
+/// Returns a random number, taken from the random seed of the standard library's hash maps.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// `scheme://user:password@host:port/database?parameters`, split where tests replace a part.
+/// `scheme://user:password@host:port/database?parameters`, split at the parts that tests replace.
 struct UrlParts<'a> {
     scheme: &'a str,
-    /// Up to the host.
+    /// The part of the URL before the host.
     before: &'a str,
-    /// Host and port.
+    /// The host and the port.
     host: &'a str,
     database: &'a str,
-    /// From the question mark on, or empty.
+    /// The part from the question mark on, or empty.
     parameters: &'a str,
 }
 

@@ -1,4 +1,4 @@
-//! A program under test as a child process: its output, signals and exit.
+//! A program under test as a child process: its output, signals and exit status.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, ExitStatus, Stdio};
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use crate::GUARD;
 
-/// A running child process whose output is captured line by line. Killed when dropped.
+/// A running child process whose output is captured line by line. Dropping it kills the process.
 ///
-/// The waits block the thread. The servers of this crate run on threads of their own and are not blocked.
+/// Its waits block the thread. The servers of this crate run on their own threads and are not affected.
 pub struct Child {
     name: String,
     pid: u32,
@@ -65,15 +65,15 @@ impl Child {
         self.pid
     }
 
-    /// All lines of stdout and stderr so far, in order of arrival.
+    /// Returns all lines of stdout and stderr so far, in order of arrival.
     pub fn output(&self) -> Vec<String> {
         self.shared.state().lines.clone()
     }
 
-    /// Blocks until stdout or stderr has had a line with `needle`, and returns the line.
+    /// Blocks until stdout or stderr has had a line that contains `needle`, and returns the line.
     ///
     /// # Panics
-    /// After [`GUARD`], or when the output ends without such a line; the message shows the output.
+    /// After [`GUARD`], or when the output ends without such a line. The message shows the output.
     pub fn wait_for_line(&self, needle: &str) -> String {
         self.wait_for_lines(needle, 1).remove(0)
     }
@@ -91,10 +91,10 @@ impl Child {
         line
     }
 
-    /// Blocks until `count` lines have contained `needle`, and returns all that did.
+    /// Blocks until `count` lines have contained `needle`, and returns all lines that contain it.
     ///
     /// # Panics
-    /// As [`Child::wait_for_line`].
+    /// In the same cases as [`Child::wait_for_line`].
     pub fn wait_for_lines(&self, needle: &str, count: usize) -> Vec<String> {
         let found = |state: &ChildState| matching(state, needle).count() >= count;
         let state = self.wait_until(|state| found(state) || state.finished());
@@ -136,7 +136,7 @@ impl Child {
         if self.shared.state().exit.is_some() {
             return;
         }
-        // Uses the shell's built-in `kill`, because /bin/kill is not part of a minimal Debian.
+        // Uses the shell's built-in `kill`, because a minimal Debian has no /bin/kill.
         let _ = Command::new("sh")
             .args(["-c", "kill -s \"$0\" \"$1\"", name])
             .arg(self.pid.to_string())
@@ -156,7 +156,7 @@ impl Child {
         }
     }
 
-    /// Blocks until `done`, or for [`GUARD`].
+    /// Blocks until `done` returns true, but at most for [`GUARD`].
     fn wait_until(&self, done: impl Fn(&ChildState) -> bool) -> MutexGuard<'_, ChildState> {
         let state = self.shared.state();
         let (state, _) =
@@ -167,12 +167,12 @@ impl Child {
     fn fail(&self, state: MutexGuard<'_, ChildState>, wanted: &str) -> ! {
         let output = state.lines.join("\n");
         let exit = state.exit;
-        // Released first: a panic while it is held would poison the lock for `drop`.
+        // Released before the panic, because a panic with the lock held would poison it for `drop`.
         drop(state);
         panic!("{}: waited for {wanted}; exit: {exit:?}; output:\n{output}", self.name);
     }
 
-    /// The state letter in `/proc/<pid>/stat`, which follows the name in parentheses.
+    /// Returns the state letter in `/proc/<pid>/stat`. It follows the process name in parentheses.
     fn run_state(&self) -> Option<char> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;
         stat.rsplit_once(") ")?.1.chars().next()

@@ -1,4 +1,4 @@
-//! A TCP proxy between a client and its server that fails on command.
+//! A TCP proxy between a client and its server. A test can make it fail.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -11,16 +11,16 @@ use tokio::task::JoinSet;
 
 use crate::background::Background;
 
-/// What the proxy does with the bytes of its connections.
+/// How the proxy handles the bytes of its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProxyMode {
-    /// Forwards everything.
+    /// Forwards all bytes.
     Pass,
-    /// Accepts connections and forwards nothing in either direction. As after a network partition, the bytes are held
-    /// and arrive when the mode is `Pass` again.
+    /// Accepts connections and forwards nothing in either direction. The bytes are held and arrive when the mode is
+    /// `Pass` again, as after a network partition.
     BlackHole,
     /// Forwards this many bytes per connection, both directions together, then resets both ends. Counting starts when
-    /// the mode is set, or when the connection is opened, whichever is later.
+    /// the mode is set or when the connection is opened, whichever is later.
     ResetAfter(usize),
 }
 
@@ -38,7 +38,7 @@ struct ProxyState {
     connections: Mutex<JoinSet<()>>,
 }
 
-/// A mode and the number of times it was set, so that setting the same mode again counts as a change.
+/// A mode and how often the mode was set. With this number, setting the same mode again counts as a change.
 #[derive(Clone, Copy)]
 struct Setting {
     mode: ProxyMode,
@@ -46,8 +46,8 @@ struct Setting {
 }
 
 impl Proxy {
-    /// Starts a proxy that forwards everything to `target`. Each client connection opens one to the target. When that
-    /// fails, the client connection is reset.
+    /// Starts a proxy that forwards all bytes to `target`. For each client connection it opens one connection to the
+    /// target. If that fails, the client connection is reset.
     pub fn start(target: SocketAddr) -> Self {
         let background = Background::start();
         let (listener, addr) = background.listen((Ipv4Addr::LOCALHOST, 0).into());
@@ -60,7 +60,7 @@ impl Proxy {
         Self { addr, shared, _background: background }
     }
 
-    /// The address that clients connect to.
+    /// Returns the address that clients connect to.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -73,15 +73,15 @@ impl Proxy {
         });
     }
 
-    /// How many connections are open.
+    /// Returns how many connections are open.
     pub fn live(&self) -> usize {
         let mut connections = self.shared.connections.lock().expect("connections");
         while connections.try_join_next().is_some() {}
         connections.len()
     }
 
-    /// Resets all open connections at both ends. They are closed when this returns. When the connection to the target
-    /// is still being opened, only the client's end is reset.
+    /// Resets all open connections at both ends. They are closed when this returns. If the connection to the target is
+    /// still being opened, only the client's end is reset.
     pub async fn cut_all(&self) {
         let mut live = std::mem::take(&mut *self.shared.connections.lock().expect("connections"));
         live.shutdown().await;
@@ -122,10 +122,10 @@ async fn relay(client: TcpStream, target: SocketAddr, mut setting: watch::Receiv
     }
 }
 
-/// The connection must be reset.
+/// An error that means: the connection must be reset.
 struct Reset;
 
-/// Copies one direction until its end, as the mode allows.
+/// Copies the bytes of one direction until the sender closes it, as far as the mode allows.
 async fn pump(
     mut from: ReadHalf<'_>,
     mut to: WriteHalf<'_>,
@@ -152,7 +152,7 @@ async fn forwarding(setting: &mut watch::Receiver<Setting>) -> Option<Setting> {
     setting.wait_for(|setting| setting.mode != ProxyMode::BlackHole).await.ok().map(|setting| *setting)
 }
 
-/// The bytes that one connection has forwarded under the current setting.
+/// How many bytes a connection has forwarded since the mode was last set.
 #[derive(Default)]
 struct Passed {
     setting: usize,
@@ -190,7 +190,7 @@ impl ResetOnDrop {
 impl Drop for ResetOnDrop {
     fn drop(&mut self) {
         if let Some(socket) = &self.0 {
-            // Fails only on a socket that is already gone.
+            // This fails only on a socket that is already closed.
             let _ = socket.set_zero_linger();
         }
     }

@@ -1,4 +1,4 @@
-//! A webhook receiver for crash tests: it records requests in a file, not in memory.
+//! A webhook receiver for crash tests. It records requests in a file, so that they survive a restart.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -12,30 +12,30 @@ use crate::http::{HttpServer, Reply, Request};
 
 /// A receiver that appends a JSON line per request to its journal, and answers 200 only after that.
 ///
-/// A line is `{"webhook_id": …, "n": …, "at": …}`: the request's `webhook-id` header (empty without one), how often
-/// that id has been received including this request, and the line's number. A receiver that is started again on the
-/// same journal continues its counts.
+/// A line is `{"webhook_id": …, "n": …, "at": …}`. `webhook_id` is the request's `webhook-id` header, or empty without
+/// one. `n` is how often that id has been received, including this request. `at` is the number of the line. A receiver
+/// that is started again with the same journal continues its counts.
 pub struct Receiver {
     server: HttpServer,
     journal: Arc<Mutex<Journal>>,
     path: PathBuf,
 }
 
-/// The fault of a [`Receiver`]'s answers. The request is journaled in any case: it has taken effect, and the sender
-/// cannot know.
+/// A fault in the answers of a [`Receiver`]. The request is written to the journal in any case. So it has taken effect,
+/// but the sender cannot know that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fault {
     /// Every request is answered with 200.
     #[default]
     None,
-    /// Every k-th request is never answered; 0 counts as 1.
+    /// Every k-th request is never answered. A k of 0 counts as 1.
     HangEvery(usize),
-    /// Every k-th request ends in a connection reset; 0 counts as 1.
+    /// Every k-th request ends in a connection reset. A k of 0 counts as 1.
     ResetEvery(usize),
 }
 
 impl Receiver {
-    /// Starts a receiver on a free port of 127.0.0.1. The journal is created when missing.
+    /// Starts a receiver on a free port of 127.0.0.1. The journal file is created if it is missing.
     pub fn start(journal: &Path) -> Self {
         let path = journal.to_owned();
         let journal = Arc::new(Mutex::new(Journal::open(&path)));
@@ -48,17 +48,17 @@ impl Receiver {
         Self { server, journal, path }
     }
 
-    /// The scripted server behind the receiver.
+    /// Returns the scripted server that receives the requests.
     pub fn server(&self) -> &HttpServer {
         &self.server
     }
 
-    /// Sets the fault from the next request on.
+    /// Sets the fault, beginning with the next request.
     pub fn misbehave(&self, fault: Fault) {
         self.journal.lock().expect("journal").fault = fault;
     }
 
-    /// How often each webhook id has been received, according to the journal.
+    /// Returns how often each webhook id has been received, according to the journal.
     pub fn counts(&self) -> HashMap<String, usize> {
         counts(&self.path)
     }
@@ -74,7 +74,7 @@ impl Fault {
     }
 }
 
-/// How often each webhook id appears in a journal.
+/// Returns how often each webhook id appears in a journal.
 ///
 /// # Panics
 /// When the journal cannot be read, or a line was not written by a [`Receiver`].
@@ -114,7 +114,7 @@ impl Journal {
         *n += 1;
         self.lines += 1;
         let entry = json!({"webhook_id": id, "n": *n, "at": self.lines});
-        // One write per line, so that a reader never sees half a line.
+        // Each line is one write, so that a reader never sees half a line.
         let line = format!("{entry}\n");
         self.file.write_all(line.as_bytes()).expect("write the journal");
     }

@@ -1,6 +1,7 @@
-//! A database that refuses one kind of write until it is healed: by a trigger on the real table that raises an error.
+//! Makes a database refuse one kind of write, by a trigger that raises an error. The refusal lasts until the test
+//! removes the trigger.
 
-/// The database's error text. Tests search the log for it.
+/// The error text of a refused write. Tests search the log for it.
 pub const REFUSED: &str = "refused by the test";
 
 /// The kind of write that is refused: a table, an event and a condition.
@@ -20,13 +21,13 @@ impl RefusedWrite {
         Self { table, event, when: "true" }
     }
 
-    /// Refuses only rows that fulfil this condition.
+    /// Refuses the write only for rows that fulfil this condition.
     #[must_use]
     pub const fn when(self, when: &'static str) -> Self {
         Self { when, ..self }
     }
 
-    /// The statements that make the database refuse. Only one refusal per table and event can exist at a time.
+    /// Returns the statements that start the refusal. For one table and event there can be only one refusal at a time.
     #[must_use]
     pub fn begin(&self, is_postgres: bool) -> Vec<String> {
         let Self { table, event, when } = self;
@@ -47,7 +48,7 @@ impl RefusedWrite {
         )]
     }
 
-    /// The statement that heals the database.
+    /// Returns the statement that ends the refusal.
     #[must_use]
     pub fn end(&self, is_postgres: bool) -> String {
         let Self { table, event, .. } = self;

@@ -164,7 +164,7 @@ pub async fn drain(workspace: &Workspace, count: u64, workers: usize) -> Result<
     if all == count {
         Ok(took)
     } else {
-        Err(Failure::new(Exit::Failed, format!("the bare drain settled {all} of {count}")))
+        Err(Failure::new(Exit::Failed, format!("the drain in plain SQL finished only {all} of {count} rows")))
     }
 }
 

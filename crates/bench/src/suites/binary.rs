@@ -22,7 +22,7 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     let size = Series::of("postcommit", "MB", vec![program.len() as f64 / 1e6]);
     let mut size = Finding::figure("P13 size", "size of the binary", size).must(Threshold::AtMost(40.0));
     if cfg!(debug_assertions) {
-        size = size.noting("a debug build; --release is what ships");
+        size = size.noting("this is a debug build; only a release build is shipped");
     } else if has_symbols(&program) == Some(true) {
         size = size.noting("this build is not stripped; a release build is");
     }

@@ -19,7 +19,8 @@ use crate::series::rate;
 
 pub const SUITE: SuiteSpec = SuiteSpec {
     name: "doorbell",
-    about: "32 clients commit one enqueue after the other while a dispatcher delivers, with the doorbell and without",
+    about: "32 clients commit one enqueue after the other while a dispatcher delivers, with the wake-up by NOTIFY and \
+        without it",
     bars: "P8 with ÷ without ≥ 0.9",
     fits: Fits::Postgres,
     run: |bench| Box::pin(run(bench)),
@@ -42,14 +43,14 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
             rates.push(commits(bench, mute).await?);
         }
     }
-    let what = format!("commits of {CLIENTS} clients with the doorbell ÷ without");
+    let what = format!("commits of {CLIENTS} clients with the wake-up by NOTIFY ÷ without");
     let finding = Finding::ratio("P8", what, Series::rates("with", with), Series::rates("without", without));
     Ok(SuiteFindings { findings: vec![finding.must(Threshold::AtLeast(0.9))], charts: vec![] })
 }
 
 /// Commits per second while a dispatcher runs. The database is new each time, so the view need not be restored.
 async fn commits(bench: &Bench, mute: bool) -> Result<f64, Failure> {
-    bench.progress.step(if mute { "without the doorbell" } else { "with the doorbell" });
+    bench.progress.step(if mute { "without the wake-up by NOTIFY" } else { "with the wake-up by NOTIFY" });
     let store = dispatcher::warm_store(bench).await?;
     if mute {
         bench.workspace.client().await?.batch_execute(MUTE).await?;

@@ -22,8 +22,8 @@ use crate::workspace::{Backend, Workspace};
 
 pub const SUITE: SuiteSpec = SuiteSpec {
     name: "enqueue",
-    about: "enqueues one per commit and 1,000 per commit, against plain INSERTs of the same rows into a table with a \
-        unique key",
+    about: "enqueues one notification per commit and 1,000 per commit, against plain INSERTs of the same rows into a \
+        table with a unique key",
     bars: "P3 one per commit, 8 connections ≥ 0.8; P4 batches of 1,000 ≥ 0.6 (PostgreSQL; reported on SQLite)",
     fits: Fits::Both,
     run: |bench| Box::pin(run(bench)),

@@ -12,8 +12,8 @@ use crate::run::Bench;
 
 pub const SUITE: SuiteSpec = SuiteSpec {
     name: "growth",
-    about: "drains 50,000 beside 5,000,000 finished ones, and 50,000 out of a backlog of 1,000,000, against the same \
-        in an empty database",
+    about: "delivers 50,000 beside 5,000,000 finished deliveries, and 50,000 of a backlog of 1,000,000, against the \
+        same in an empty database",
     bars: "P6 history ≥ 0.9; P6 backlog ≥ 0.9",
     fits: Fits::Postgres,
     run: |bench| Box::pin(run(bench)),

@@ -75,7 +75,11 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
         let what = format!("commit → request p99, priority 9, beside a backlog {what} ÷ idle");
         let finding = Finding::ratio(id, what, series("under load", runs, 0.99), series("idle", &idle, 0.99));
         let fewest = runs.iter().map(|run| run.0.len()).min().unwrap_or(0);
-        if fewest < 100 { finding.noting(format!("only {fewest} samples while the backlog lasted")) } else { finding }
+        if fewest < 100 {
+            finding.noting(format!("only {fewest} samples were taken while the backlog lasted"))
+        } else {
+            finding
+        }
     };
     let mut findings = vec![];
     for (id, share, peers) in [("P5 p50", 0.5, p50), ("P5 p99", 0.99, p99)] {
@@ -151,8 +155,9 @@ pub async fn sample(
         tokio::time::sleep(pause(bulk > 0)).await;
         let given = application.commit(&load, i).await?;
         let arrival = tokio::time::timeout(LONGEST, arrivals.urgent()).await.ok().flatten();
-        let arrival = arrival
-            .ok_or_else(|| Failure::new(Exit::Failed, format!("nothing arrived within {LONGEST:?} of a commit")))?;
+        let arrival = arrival.ok_or_else(|| {
+            Failure::new(Exit::Failed, format!("no webhook arrived within {LONGEST:?} after its commit"))
+        })?;
         if i >= WARM_UP {
             latencies.push(arrival.at.saturating_duration_since(given).as_secs_f64() * 1000.0);
         }

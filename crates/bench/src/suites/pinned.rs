@@ -19,8 +19,8 @@ use crate::run::Bench;
 
 pub const SUITE: SuiteSpec = SuiteSpec {
     name: "pinned",
-    about: "drains for 90 s under a steady feed while a REPEATABLE READ transaction stays open; compares the last of \
-        six windows with the first",
+    about: "delivers for 90 s while new notifications keep coming and a REPEATABLE READ transaction stays open; \
+        compares the last of six windows with the first",
     bars: "P7 last window ÷ first ≥ 0.8",
     fits: Fits::Postgres,
     run: |bench| Box::pin(run(bench)),
@@ -59,7 +59,7 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
         .must(Threshold::AtLeast(0.8));
     let lowest = ours.iter().map(|windows| windows.lowest).min().unwrap_or(0);
     if lowest < LOW {
-        finding = finding.noting(format!("the feed did not keep up: the backlog fell to {lowest}"));
+        finding = finding.noting(format!("too few notifications were enqueued in time: the backlog fell to {lowest}"));
     }
     let mut lines: Vec<_> =
         ours.iter().enumerate().map(|(round, windows)| windows.line(&format!("engine, round {}", round + 1))).collect();

@@ -88,7 +88,7 @@ async fn by_hand(bench: &Bench, count: u64) -> Result<MeasuredRate, Failure> {
         if settled == count {
             Ok(took)
         } else {
-            Err(Failure::new(Exit::Failed, format!("the bare drain settled {settled} of {count}")))
+            Err(Failure::new(Exit::Failed, format!("the drain in plain SQL finished only {settled} of {count} rows")))
         }
     };
     measure_rate(count, drain).await

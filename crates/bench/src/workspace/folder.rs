@@ -37,7 +37,7 @@ impl Folder {
 
     pub fn remove(&self) -> Result<(), Failure> {
         std::fs::remove_dir_all(&self.path)
-            .map_err(|e| Failure::new(Exit::Failed, format!("{} stays: {e}", self.path.display())))
+            .map_err(|e| Failure::new(Exit::Failed, format!("could not remove {}: {e}", self.path.display())))
     }
 }
 

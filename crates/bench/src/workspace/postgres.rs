@@ -1,7 +1,7 @@
 //! A private database on the given server. Where the login may not create one, private schemas in the given database.
 
 use postcommit_channel::secret::random;
-use postcommit_engine::db::postgres::Postgres;
+use postcommit_engine::db::postgres::{CONNECT_TIMEOUT, Postgres};
 use postcommit_server::output::Exit;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, NoTls};
@@ -29,7 +29,7 @@ pub struct PostgresWorkspace {
 impl PostgresWorkspace {
     /// Creates a database, or checks that the given one can be used.
     pub async fn make(given_url: &str) -> Result<Self, Failure> {
-        let given = Postgres::open(given_url).await?;
+        let given = Postgres::open(given_url, CONNECT_TIMEOUT).await?;
         let client = connect(&given).await?;
         client.execute("SELECT pg_advisory_lock($1)", &[&LOCK]).await?;
         drop_leftovers(&client).await?;
@@ -37,7 +37,7 @@ impl PostgresWorkspace {
         match client.batch_execute(&format!("CREATE DATABASE {name}")).await {
             Ok(()) => {
                 let url = with_database(given_url, &name);
-                match Postgres::open(&url).await {
+                match Postgres::open(&url, CONNECT_TIMEOUT).await {
                     Ok(here) => Ok(Self { url, here, own: Some((given, name)) }),
                     Err(failure) => {
                         client.batch_execute(&format!("DROP DATABASE {name}")).await?;
@@ -166,12 +166,12 @@ async fn refuse_if_useless(client: &Client) -> Result<(), Failure> {
     if let Some(first) = taken.first() {
         let left = taken.iter().any(|name| name.starts_with("postcommit_bench"));
         let hint = format!(
-            "; a killed run may have left it: if nothing there is yours, DROP SCHEMA {} CASCADE",
+            "; a killed run may have left it: if it holds none of your data, DROP SCHEMA {} CASCADE",
             taken.join(", ")
         );
         return refused(format!(
-            "the given one has a schema {first} already, which the benchmark would remove; give it an empty database, \
-             or a login with CREATEDB{}",
+            "the given database has a schema {first} already, which the benchmark would remove; give it an empty \
+             database, or a login with CREATEDB{}",
             if left { hint.as_str() } else { "" }
         ));
     }
@@ -184,8 +184,8 @@ async fn refuse_if_useless(client: &Client) -> Result<(), Failure> {
         false => {
             let (database, login): (String, String) = (row.get(1), row.get(2));
             refused(format!(
-                "no schemas in the given one; GRANT CREATE ON DATABASE {database} TO {login}, or give it a login with \
-                 CREATEDB"
+                "no schemas in the given database; GRANT CREATE ON DATABASE {database} TO {login}, or give it a login \
+                 with CREATEDB"
             ))
         }
     }

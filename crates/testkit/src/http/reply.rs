@@ -1,4 +1,4 @@
-//! Replies of the scripted server, well-formed or not.
+//! Replies of the scripted server, both valid and faulty.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use super::Request;
 /// The reply to one request. The server sends it after it has read the request completely.
 #[derive(Clone, Debug)]
 pub enum Reply {
-    /// A well-formed answer. `content-length` is added unless `headers` has it.
+    /// A well-formed answer. `content-length` is added unless `headers` contains it or `transfer-encoding`.
     Answer {
         /// The status code.
         status: u16,
@@ -25,18 +25,18 @@ pub enum Reply {
     Reset,
     /// Closes the connection gracefully (FIN) without an answer.
     Close,
-    /// Sends something that is not a status line, then closes.
+    /// Sends bytes that are not a status line, then closes the connection.
     Garbage,
-    /// Sends the status line and half of a header, then closes.
+    /// Sends the status line and half of a header, then closes the connection.
     HalfAnswer,
-    /// Sends `then` when [`HttpServer::release`](super::HttpServer::release) is called.
+    /// Waits until [`HttpServer::release`](super::HttpServer::release) is called, then sends `then`.
     Slow {
         /// The reply that is held back.
         then: Box<Reply>,
     },
-    /// A 200 with a body of that many bytes, sent as fast as the client reads.
+    /// A 200 with a body of this many bytes, sent as fast as the client reads.
     HugeBody(u64),
-    /// A 307 to this location. The status asks the client to repeat method and body.
+    /// A 307 redirect to this location. Status 307 asks the client to repeat the method and the body.
     RedirectTo(String),
     /// A 200 whose headers never end.
     EndlessHeaders,
@@ -49,23 +49,23 @@ pub(super) enum Then {
 }
 
 impl Reply {
-    /// An answer with this status, no headers and no body.
+    /// Returns an answer with this status, no headers and no body.
     pub fn status(status: u16) -> Self {
         Self::Answer { status, headers: Vec::new(), body: Vec::new() }
     }
 
-    /// An empty 200.
+    /// Returns an empty 200 answer.
     pub fn ok() -> Self {
         Self::status(200)
     }
 
-    /// An answer with this status and a JSON body.
+    /// Returns an answer with this status and a JSON body.
     #[allow(clippy::needless_pass_by_value)] // called with `json!(..)`, a temporary
     pub fn json(status: u16, body: serde_json::Value) -> Self {
         Self::status(status).with_header("content-type", "application/json").with_body(body.to_string())
     }
 
-    /// Holds the reply back until the server's release.
+    /// Holds the reply back until the test calls the server's `release`.
     pub fn slow(self) -> Self {
         Self::Slow { then: Box::new(self) }
     }
@@ -141,7 +141,7 @@ async fn answer(
     Ok(if keep_alive { Then::KeepAlive } else { Then::Close })
 }
 
-/// The reason phrase. Empty where no test reads it, which HTTP allows.
+/// Returns the reason phrase of a status. HTTP allows an empty one, which is used where no test reads it.
 fn reason(status: u16) -> &'static str {
     match status {
         200 => "OK",
@@ -152,7 +152,7 @@ fn reason(status: u16) -> &'static str {
     }
 }
 
-/// The content of a huge body, repeated.
+/// A block of bytes that is sent repeatedly as a huge body.
 static BLOCK: [u8; 16 * 1024] = [b'x'; 16 * 1024];
 
 async fn huge_body(socket: &mut BufReader<TcpStream>, length: u64) -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! A recorded request, and how it is read from the socket.
+//! A recorded request, and the code that reads it from the socket.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -6,30 +6,30 @@ use std::io::{self, ErrorKind};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
-/// The most bytes of one line of a request, and of all its headers together.
+/// The limit in bytes for one line of a request, and for all its headers together.
 const HEAD_BYTES_MAX: u64 = 256 * 1024;
-/// The most bytes of a body.
+/// The limit in bytes for the body of a request.
 const BODY_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 /// A request as it was received.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
-    /// The arrival number: 1 for the server's first request.
+    /// The number of the request in order of arrival. The server's first request is 1.
     pub n: usize,
     /// The method, as sent.
     pub method: String,
-    /// The request target, query included, as sent.
+    /// The request target as sent, including the query.
     pub path: String,
-    /// Names in lower case, values trimmed, in the order they were sent.
+    /// The headers in the order in which they were sent. Names are in lower case, and values are trimmed.
     pub headers: Vec<(String, String)>,
-    /// The body, after removal of any chunked coding.
+    /// The body. A chunked transfer encoding is already decoded.
     pub body: Vec<u8>,
     /// Whether the client expects the connection to stay open.
     pub(crate) keep_alive: bool,
 }
 
 impl Request {
-    /// The first value of the header `name`, in any case.
+    /// Returns the first value of the header `name`. The case of the name does not matter.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(header, _)| header.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
     }
@@ -61,7 +61,7 @@ impl fmt::Display for Request {
     }
 }
 
-/// Reads the next request; `None` when the client closed the connection between requests.
+/// Reads the next request. Returns `None` when the client closed the connection between requests.
 pub(super) async fn read(socket: &mut BufReader<TcpStream>) -> io::Result<Option<Request>> {
     let Some(mut request) = read_head(socket).await? else {
         return Ok(None);
@@ -145,7 +145,7 @@ async fn read_bytes(socket: &mut BufReader<TcpStream>, length: u64) -> io::Resul
     if body.len() as u64 == length { Ok(body) } else { Err(ErrorKind::UnexpectedEof.into()) }
 }
 
-/// Reads a line without its ending. Returns an empty line at the end of the stream.
+/// Reads a line and returns it without its line ending. At the end of the stream it returns an empty line.
 async fn read_line(socket: &mut BufReader<TcpStream>) -> io::Result<String> {
     let mut line = String::new();
     socket.take(HEAD_BYTES_MAX).read_line(&mut line).await?;

@@ -1,4 +1,4 @@
-//! A PostgreSQL cluster that belongs to one test, which can crash and restart it.
+//! A PostgreSQL cluster of one test, which the test can crash and restart.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -10,19 +10,20 @@ use tempfile::TempDir;
 use super::{Postgres, random};
 use crate::process::Child;
 
-/// Outside the kernel's range for outgoing connections, so that no connection takes the port of a stopped cluster.
+/// The ports for private clusters. They are outside the kernel's range for outgoing connections, so that no connection
+/// takes the port of a stopped cluster.
 const PORTS: std::ops::Range<u64> = 20_000..32_000;
 
-/// How many ports are tried, because a free port may be taken before the server starts.
+/// How many ports are tried. A free port may be taken by another process before the server starts.
 const PORT_TRIES: usize = 5;
 
-/// A private cluster: trust authentication, on 127.0.0.1, durable (fsync is on). Dropping it stops the server and
-/// removes its files. The methods block.
+/// A private cluster on 127.0.0.1, with trust authentication and with fsync on. Dropping it stops the server and
+/// removes its files. All methods that start or stop the server block.
 pub struct Cluster {
     dir: TempDir,
     port: u16,
     server: Child,
-    /// Server settings as `name=value`, in addition to the usual ones.
+    /// Additional server settings as `name=value`.
     settings: Vec<String>,
 }
 
@@ -39,7 +40,7 @@ impl Cluster {
     /// Starts a cluster with server settings such as `max_prepared_transactions=4`. They are kept over restarts.
     ///
     /// # Panics
-    /// As [`Cluster::start`].
+    /// In the same cases as [`Cluster::start`].
     pub fn start_with(settings: &[&str]) -> Self {
         let settings: Vec<String> = settings.iter().map(|setting| (*setting).to_owned()).collect();
         let dir = make_dir();
@@ -69,13 +70,13 @@ impl Cluster {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// The cluster, to create databases in.
+    /// Returns a handle with which databases are created in this cluster.
     pub fn postgres(&self) -> Postgres {
         Postgres::at(self.url())
     }
 
     /// Stops the server like a crash: sessions are cut off, nothing is flushed, and the next start recovers from the
-    /// log. The server has ended when this returns.
+    /// WAL. The server has ended when this returns.
     pub fn stop_immediate(&mut self) {
         self.server.signal("QUIT");
         self.server.wait();
@@ -93,7 +94,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // Not SIGKILL, after which processes of the server would remain.
+        // Uses SIGQUIT, because after SIGKILL some server processes would keep running.
         self.server.signal("QUIT");
         if !std::thread::panicking() {
             self.server.wait();
@@ -135,17 +136,17 @@ fn run_server(dir: &Path, port: u16, settings: &[String]) -> Child {
     Child::spawn(server)
 }
 
-/// Whether the server accepts connections; `false` when it has exited instead.
+/// Waits until the server accepts connections. Returns `false` when it has exited instead.
 fn came_up(server: &Child) -> bool {
     let line = server.wait_for_line_or_exit("database system is ready to accept connections");
     line.is_some()
 }
 
-/// A command that runs a program of PostgreSQL in `dir`, as a user that the server accepts.
+/// Builds a command that runs a program of PostgreSQL in `dir`, as a user that the server accepts.
 fn as_postgres(program: &str, dir: &Path) -> Command {
     let program = bin_dir().join(program);
     let mut command = if is_root() {
-        // setpriv replaces itself by the program, unlike su and runuser, so that signals reach it.
+        // Unlike su and runuser, setpriv replaces itself by the program, so that signals reach the program.
         let mut setpriv = Command::new("setpriv");
         setpriv.args(["--reuid=postgres", "--regid=postgres", "--init-groups", "--"]);
         setpriv.arg(program);
@@ -164,17 +165,17 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {said}");
 }
 
-/// Whether this process runs as root, by the owner of its entry in /proc.
+/// Whether this process runs as root, judged by the owner of its entry in /proc.
 fn is_root() -> bool {
     use std::os::unix::fs::MetadataExt;
     fs::metadata("/proc/self").is_ok_and(|me| me.uid() == 0)
 }
 
-/// The directory of PostgreSQL's programs: from PATH, else Debian's newest.
+/// Returns the directory of PostgreSQL's programs: the one in PATH, else Debian's newest version.
 fn bin_dir() -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let in_path = std::env::split_paths(&path).find_map(|dir| {
-        // In PATH may be a link to one program; its target is in the directory of all programs.
+        // The entry in PATH may be a link to one program. The link's target is in the directory of all programs.
         let initdb = dir.join("initdb").canonicalize().ok()?;
         let dir = initdb.parent()?;
         dir.join("postgres").exists().then(|| dir.to_owned())

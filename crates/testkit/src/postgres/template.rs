@@ -1,14 +1,14 @@
-//! A prepared database that tests copy, because preparing one takes longer than copying it.
+//! A prepared database that tests copy, because copying it is faster than preparing a new one.
 
 use tokio_postgres::{Client, Error};
 
 use super::{Postgres, UrlParts, connect};
 
-/// A template from another day belongs to a schema that has changed since.
+/// Finds templates older than a day. Most likely the schema has changed since, and no test uses them any more.
 const OUTDATED: &str = "SELECT datname::text FROM pg_database
     WHERE datname ~ '^postcommit_template_' AND (pg_stat_file('base/' || oid || '/PG_VERSION')).modification < now() - interval '1 day'";
 
-/// The database that is copied.
+/// A prepared database that tests copy.
 pub(super) struct Template<'a> {
     cluster: &'a Postgres,
     name: String,
@@ -19,23 +19,24 @@ impl<'a> Template<'a> {
         Self { cluster, name: format!("postcommit_template_{fingerprint}") }
     }
 
-    /// WAL_LOG: FILE_COPY asks for two checkpoints, which all tests of the cluster wait for.
+    /// Returns the options of CREATE DATABASE. The strategy is WAL_LOG because FILE_COPY needs two checkpoints, and all
+    /// tests of the cluster would wait for them.
     pub(super) fn options(&self) -> String {
         format!("TEMPLATE {} STRATEGY WAL_LOG", self.name)
     }
 
-    /// Many processes start together: the first one makes the template, and the others wait for it. It has its name only when it is
-    /// complete, so that a process that is killed leaves nothing that would be copied.
+    /// Makes the template unless it exists. When many processes start together, the first one makes it and the others
+    /// wait. The template gets its name only when it is complete, so that a killed process leaves no partial template.
     pub(super) async fn make_if_missing(&self, prepare: impl AsyncFnOnce(String)) -> Result<(), Error> {
         let client = connect(&self.cluster.url).await?;
         if self.is_there(&client).await? {
             return Ok(());
         }
-        // Held until this connection ends.
+        // The lock is held until this connection ends.
         client.execute("SELECT pg_advisory_lock(hashtext('postcommit_template'))", &[]).await?;
         if !self.is_there(&client).await? {
             for outdated in client.query(OUTDATED, &[]).await? {
-                // Another process may copy it now.
+                // The drop fails if another process is copying the template now. That failure is ignored.
                 let _ = client.batch_execute(&format!("DROP DATABASE {}", outdated.get::<_, String>(0))).await;
             }
             self.make(&client, prepare).await?;
@@ -54,7 +55,7 @@ impl<'a> Template<'a> {
         let url = UrlParts::of(&self.cluster.url).with_database(&draft);
         prepare(url.clone()).await;
         drop_roles(&url).await?;
-        // Connections that were dropped may not have ended yet.
+        // Connections of `prepare` that were dropped may not have ended yet.
         client.batch_execute(&format!("ALTER DATABASE {draft} ALLOW_CONNECTIONS false")).await?;
         let end = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = $1";
         client.execute(end, &[&draft]).await?;
@@ -63,7 +64,7 @@ impl<'a> Template<'a> {
     }
 }
 
-/// Roles of the product's installation in the template would be strangers in a copy, to be parted from it each time.
+/// Drops the product's roles of the template. Their names contain the template's OID, so a copy cannot use them.
 async fn drop_roles(url: &str) -> Result<(), Error> {
     let client = connect(url).await?;
     let roles = "SELECT r.rolname::text FROM pg_roles r JOIN pg_database d ON r.rolname ~ ('^postcommit_[a-z]+_' || d.oid || '$')
