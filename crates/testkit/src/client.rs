@@ -174,3 +174,14 @@ fn unchunked(mut rest: &[u8]) -> Option<Vec<u8>> {
         rest = rest.get(size + 2..)?;
     }
 }
+
+/// Returns a token or a link with one character of its signature changed. The signature must be at its end.
+///
+/// # Panics
+/// When there are fewer than 20 characters.
+#[must_use]
+pub fn forged(signed: &str) -> String {
+    let (rest, signature) = signed.split_at(signed.len() - 20);
+    let other = if signature.starts_with('A') { 'B' } else { 'A' };
+    format!("{rest}{other}{}", &signature[1..])
+}

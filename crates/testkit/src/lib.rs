@@ -31,7 +31,7 @@ pub mod refused_write;
 pub mod sqlite;
 
 pub use browser::Browser;
-pub use client::{HttpClient, HttpResponse};
+pub use client::{HttpClient, HttpResponse, forged};
 pub use http::{HttpServer, Reply, Request};
 pub use postgres::{Cluster, Postgres, TestDatabase, TestLogin, database};
 pub use process::Child;

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use postcommit_channel::model::Scopes;
 use postcommit_engine::store::{KeyDraft, Store};
-use postcommit_testkit::{Child, GUARD, HttpClient, HttpResponse, TestDatabase};
+use postcommit_testkit::{Child, GUARD, HttpClient, HttpResponse, TestDatabase, forged};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -226,7 +226,7 @@ mod check {
             "in the query only for the stream"
         );
         assert_eq!(problem(server.client().get("/v1/inbox/alice")), (401, "unauthenticated".into()));
-        let forged = format!("{}x", &token[..token.len() - 1]);
+        let forged = forged(&token);
         assert_eq!(problem(server.with(&forged).get("/v1/inbox/alice")), (401, "unauthenticated".into()));
         // A user of the same name in another tenant is another user.
         let theirs = server.token(&place.key("other", &["operate"]).await, "alice");

@@ -1,6 +1,6 @@
 //! Users, preferences, lists, suppressions and event types over the API, on both databases.
 
-use postcommit_testkit::{HttpClient, HttpResponse};
+use postcommit_testkit::{HttpClient, HttpResponse, forged};
 use serde_json::{Value, json};
 
 use super::App;
@@ -194,7 +194,7 @@ on_both! {
         let _ = form.send("POST", &of_address, None).expect(200);
         let suppressed = items(client.get("/v1/suppressions"));
         assert_eq!((&suppressed[0]["address"], &suppressed[0]["reason"], &suppressed[0]["created_by"]), (&json!("guest@example.com"), &json!("unsubscribed"), &json!("unsubscribe link")));
-        let forged = format!("{}A", &of_user[..of_user.len() - 1]);
+        let forged = forged(&of_user);
         for bad in [forged.as_str(), "/u/nonsense"] {
             assert!(app.nobody().get(bad).expect(404).text().contains("the link is not valid"));
             let _ = form.send("POST", bad, None).expect(404);
