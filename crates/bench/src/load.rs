@@ -22,7 +22,7 @@ pub const ROWS_PER_COMMIT: u64 = 5000;
 /// A kind of notification. Its keys never repeat within a run.
 #[derive(Debug, Clone)]
 pub struct Load {
-    /// The event type. The capture driver can be configured to be slow for one.
+    /// The event type of the notifications. The capture driver can be configured to be slow for one event type.
     pub event_type: &'static str,
     /// The recipients, as JSON.
     pub recipients: String,

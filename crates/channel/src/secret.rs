@@ -186,8 +186,8 @@ fn file_error(path: &Path, error: &std::io::Error) -> SecretError {
     SecretError::File(format!("{}: {error}", absolute.display()))
 }
 
-/// Identifies an encryption key in the database. It is half of an HMAC with the key. It can confirm a guess of the key,
-/// as any encrypted secret can, but the key cannot be computed from it.
+/// Identifies an encryption key in the database. It is the first half of an HMAC over a fixed text, made with the key.
+/// A guessed key can be tested with it, as with any encrypted secret, but the key cannot be computed from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fingerprint(pub Vec<u8>);
 

@@ -96,7 +96,7 @@ pub struct Source {
     pub text: Option<String>,
     /// The message as HTML.
     pub html: Option<String>,
-    /// Data for the channel: JSON whose texts are templates.
+    /// Further fields for the channel, as JSON; each string in it is rendered as a template.
     pub data: Option<serde_json::Value>,
     /// The name of the layout that `html` is put into. The layout is one of `parts`.
     pub layout: Option<String>,

@@ -138,7 +138,7 @@ enum Command {
     /// Create, list and revoke API keys; make sign-in links
     #[command(subcommand)]
     Keys(keys::Keys),
-    /// Create, list and suspend tenants, and change their weights
+    /// Create, list and suspend tenants, and change their weights (shares of the sending capacity)
     #[command(subcommand)]
     Tenants(tenants::Tenants),
     /// Show the audit log, newest first

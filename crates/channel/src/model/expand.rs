@@ -274,7 +274,8 @@ pub fn route(facts: &Facts, routes: Routes<'_>) -> Fate {
     lane_for(facts.provider.as_deref(), facts.channel(), routes)
 }
 
-/// Finds the lane of a target by the provider that its recipient names, or else by its channel.
+/// Finds the lane of a target. If the recipient names a provider, it is the lane of that provider. Otherwise the
+/// channel decides. Without a lane the target ends, and the result says why.
 pub(super) fn lane_for(provider: Option<&str>, channel: &str, routes: Routes<'_>) -> Fate {
     provider.map_or_else(|| by_channel(channel, routes), |provider| named_fate(provider, routes))
 }

@@ -177,7 +177,7 @@ fn compared(run: &Run, name: &str, holds: Holds, left: &Value, right: &Value) ->
         (None, "eq") => false.into(),
         (None, "ne") => true.into(),
         (None, _) if left.is_undefined() || right.is_undefined() => false.into(),
-        (None, _) => return Err(failure("only numbers with numbers and texts with texts can be compared")),
+        (None, _) => return Err(failure("a number can be compared only with a number, and a text only with a text")),
     })
 }
 

@@ -472,7 +472,10 @@ fn a_mistake_is_told_with_its_place() {
     for (template, message) in [
         ("x\n{{ checkinDate|date('%Ö') }}", "text, line 2, column 1: filter date: "),
         ("{{ guestName|number }}", "text, line 1, column 1: filter number: a number of at most 30 digits is needed"),
-        ("{% if bookingId > guestName %}{% endif %}", "only numbers with numbers and texts with texts can be compared"),
+        (
+            "{% if bookingId > guestName %}{% endif %}",
+            "a number can be compared only with a number, and a text only with a text",
+        ),
         ("{% for x in guestName %}{% endfor %}", "the tag for needs a list"),
         ("{{ guestName|truncate }}", "the filter truncate takes 1 arguments, not 0"),
     ] {

@@ -176,7 +176,7 @@ impl Store {
         Err(Subject("event type", name).overtaken())
     }
 
-    /// Deletes the declaration. Notifications of the event type are accepted as before.
+    /// Deletes the declaration. Notifications of the event type are still accepted.
     pub async fn delete_event_type(&self, tenant: i32, name: &str) -> Result<(), EditError> {
         path_name(name).map_err(|_| Subject("event type", name).unknown())?;
         let sql = "UPDATE postcommit.event_type

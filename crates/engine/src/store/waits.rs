@@ -71,7 +71,7 @@ impl Obstacles {
     }
 }
 
-/// A delivery that is not due yet.
+/// Says until when a delivery waits that is not due yet.
 fn until(row: &DeliveryRow, next: Timestamp) -> String {
     let host = row.last_error.as_deref().and_then(|text| text.strip_prefix(&waits_for("")));
     match (row.error_code.as_deref(), host) {

@@ -24,7 +24,7 @@ pub struct ShownContent {
     tenant: String,
     /// The language of users without one.
     language: Option<String>,
-    /// The time zone in which times are written.
+    /// The time zone in which templates write times.
     time_zone: String,
     /// How a bare date is written, by strftime.
     date_format: String,
@@ -64,7 +64,7 @@ pub struct ContentChange {
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<String>, max_length = 35, pattern = "^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8}){0,3}$")]
     language: Option<Option<String>>,
-    /// The time zone in which times are written, e.g. `Asia/Kolkata`.
+    /// The time zone in which templates write times, e.g. `Asia/Kolkata`.
     #[schema(min_length = 1, max_length = 63)]
     time_zone: Option<String>,
     /// How a bare date is written, by strftime.

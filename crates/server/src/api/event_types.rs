@@ -119,7 +119,7 @@ pub async fn update_event_type(
     Ok(Json(caller.store_of_one(&app).update_event_type(caller.tenant(), &name, to.revision, &change).await?))
 }
 
-/// Deletes the declaration. Notifications of the event type are accepted as before.
+/// Deletes the declaration. Notifications of the event type are still accepted.
 #[utoipa::path(delete, path = "/v1/event-types/{name}", tag = "event types", security(("key" = ["edit"])), params(("name" = String, Path), TenantQuery),
     responses((status = 204, description = "It is gone"), ProblemResponses))]
 pub async fn delete_event_type(

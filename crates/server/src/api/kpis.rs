@@ -61,7 +61,7 @@ pub async fn get_kpis(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct SeriesQuery {
-    /// The length of a time slot. Default `minute`.
+    /// The interval that each count of the series covers. Default `minute`.
     #[param(inline)]
     per: Option<SlotLength>,
     /// What the lines stand for. Default `state`. With `channel` and `site`, only deliveries that were sent, delivered

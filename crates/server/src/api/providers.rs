@@ -140,7 +140,7 @@ fn workshop<'a>(app: &'a App, store: &'a Store, caller: &Caller) -> Workshop<'a>
 /// All providers.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Providers {
-    /// The providers, by tenant and age.
+    /// The providers, sorted by tenant, then the oldest first.
     items: Vec<ShownProvider>,
 }
 
@@ -419,7 +419,7 @@ pub async fn resume_provider(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProviderTest {
-    /// The address to send to, in the form that the provider uses.
+    /// The address to send to, as the provider expects it, e.g. +491701234567 for SMS or a URL for a webhook.
     #[schema(min_length = 1, max_length = 2048)]
     address: String,
     /// The text of the message.

@@ -45,7 +45,7 @@ impl PartialSchema for To {
                         .pattern(Some("^[A-Za-z0-9_.-]+$"))
                         .description(Some("The name of a provider")),
                 ),
-                ("address", address().description(Some("An address in the form that the provider uses"))),
+                ("address", address().description(Some("The recipient's address as the provider expects it, e.g. +491701234567 for SMS or a URL for a webhook"))),
             ]),
         ];
         let one = shapes.into_iter().fold(OneOfBuilder::new(), OneOfBuilder::item);

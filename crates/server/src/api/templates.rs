@@ -97,7 +97,7 @@ pub struct Parts {
     text: Option<String>,
     /// The message as HTML.
     html: Option<String>,
-    /// Data for the channel: JSON whose texts are templates.
+    /// Further fields for the channel, as JSON; each string in it is rendered as a template.
     data: Option<Value>,
     /// The layout that the HTML is put into.
     layout: Option<String>,
@@ -105,7 +105,7 @@ pub struct Parts {
     missing: Missing,
     /// How a bare date is written.
     date_format: String,
-    /// The time zone in which times are written.
+    /// The time zone in which templates write times.
     time_zone: String,
 }
 
@@ -184,7 +184,7 @@ macro_rules! description {
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<String>)]
             html: Option<Option<String>>,
-            /// Data for the channel: JSON whose texts are templates.
+            /// Further fields for the channel, as JSON; each string in it is rendered as a template.
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<Object>)]
             data: Option<Option<Map<String, Value>>>,
@@ -200,7 +200,7 @@ macro_rules! description {
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<String>, min_length = 1, max_length = 63)]
             date_format: Option<Option<String>>,
-            /// The time zone in which times are written, e.g. `Asia/Kolkata`. `null`: as the content settings say.
+            /// The time zone in which templates write times, e.g. `Asia/Kolkata`. `null`: as the content settings say.
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<String>, min_length = 1, max_length = 63)]
             time_zone: Option<Option<String>>,

@@ -29,7 +29,7 @@ pub struct Update {
     /// The language of users without one, e.g. pt-BR; "" removes it
     #[arg(long)]
     language: Option<String>,
-    /// The time zone in which times are written, e.g. Asia/Kolkata
+    /// The time zone in which templates write times, e.g. Asia/Kolkata
     #[arg(long, value_name = "ZONE")]
     time_zone: Option<String>,
     /// How a bare date is written, by strftime

@@ -54,7 +54,7 @@ pub struct Enqueue {
     /// Link for the reader: http, https, mailto or tel
     #[arg(long, value_name = "URL")]
     action_url: Option<String>,
-    /// Per-channel data as JSON: {"whatsapp": {…}}
+    /// Further fields for the driver of a channel, as JSON by channel: {"whatsapp": {…}}
     #[arg(long)]
     data: Option<String>,
     /// Priority, 0 to 9; 9 is sent first [default: 5]

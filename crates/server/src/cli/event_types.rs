@@ -14,11 +14,11 @@ pub enum EventTypes {
     List(NamePageArgs),
     /// Show a declared event type
     Show(NameArgs),
-    /// Declare an event type
+    /// Declare an event type: its sample payload, its placeholders, and whether users can opt out of it
     Create(Description),
     /// Change the given options of an event type and keep the others
     Update(Description),
-    /// Delete the declaration; notifications of the event type are accepted as before
+    /// Delete the declaration; notifications of the event type are still accepted
     Delete {
         #[command(flatten)]
         which: NameArgs,

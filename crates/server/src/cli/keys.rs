@@ -36,7 +36,7 @@ pub enum Keys {
     },
     /// Print a sign-in link that works once, within 15 minutes
     LoginLink {
-        /// Tenant of the session
+        /// The tenant that the sign-in link gives access to
         #[arg(long, default_value = "default")]
         tenant: String,
         /// Scope of the session; repeatable, or several with commas

@@ -139,7 +139,7 @@ pub struct Description {
     /// The message as HTML
     #[arg(long, value_name = "TEXT")]
     html: Option<String>,
-    /// Data for the channel: JSON whose texts are templates
+    /// Further fields for the channel, as JSON; each string in it is rendered as a template
     #[arg(long, value_name = "JSON")]
     data: Option<String>,
     /// The layout that the HTML is put into, e.g. mail
@@ -151,7 +151,7 @@ pub struct Description {
     /// How a bare date is written, by strftime [default: as the content settings say]
     #[arg(long, value_name = "FORMAT")]
     date_format: Option<String>,
-    /// The time zone in which times are written [default: as the content settings say]
+    /// The time zone in which templates write times [default: as the content settings say]
     #[arg(long, value_name = "ZONE")]
     time_zone: Option<String>,
     /// Remove a part: to, subject, text, html, data or layout; or take missing, date_format or time_zone from the

@@ -193,7 +193,7 @@ impl Store {
     }
 }
 
-/// The parameters of an expansion on PostgreSQL.
+/// The parameters of the statement that writes an expansion on PostgreSQL.
 pub(in crate::store) struct Told<'a> {
     given: GivenArrays<'a>,
     facts: FactArrays<'a>,

@@ -42,7 +42,7 @@ pub struct DeliveryQuery {
     #[param(max_length = 255)]
     #[schema(max_length = 255)]
     entity: Option<String>,
-    /// Only deliveries that came from this site.
+    /// Only deliveries whose notification came from this site, the remote place that `source.site` names.
     #[param(max_length = 255)]
     #[schema(max_length = 255)]
     site: Option<String>,

@@ -34,7 +34,7 @@ pub struct Which {
     /// Only deliveries about this entity
     #[arg(long)]
     entity: Option<String>,
-    /// Only deliveries that came from this site
+    /// Only deliveries whose notification came from this site, the remote place that `source.site` names
     #[arg(long)]
     site: Option<String>,
     /// Only deliveries of this notification

@@ -39,8 +39,8 @@ fn told(durability: &Durability) -> Vec<CheckResult> {
     for weak in &durability.weak {
         let cost = match weak.value.as_str() {
             "off" => {
-                "if the server crashes, the notifications that an application enqueued by SQL shortly before may be \
-                 lost, together with that application's own data"
+                "if the PostgreSQL server crashes, the notifications that an application enqueued by SQL shortly \
+                 before may be lost, together with that application's own data"
             }
             _ => {
                 "if a standby takes over, the notifications that an application enqueued by SQL shortly before may be \

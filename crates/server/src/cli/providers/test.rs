@@ -17,7 +17,7 @@ pub struct Test {
     /// Tenant of the provider
     #[arg(long, default_value = "default")]
     tenant: String,
-    /// Address to send to, in the form that the provider uses, e.g. a URL for webhooks
+    /// Address to send to, as the provider expects it, e.g. +491701234567 for SMS or a URL for a webhook
     #[arg(long)]
     address: String,
     /// Text of the message, at most 1000 bytes
