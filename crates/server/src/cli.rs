@@ -395,6 +395,10 @@ fn ask(what: &str) -> Option<bool> {
 
 /// The exit code of a refused notification.
 fn refused(refusal: NotAccepted) -> Failure {
-    let exit = if matches!(refusal, NotAccepted::Invalid { .. }) { Exit::Usage } else { Exit::Unreachable };
+    let exit = match refusal {
+        NotAccepted::Invalid { .. } => Exit::Usage,
+        NotAccepted::NoRights(_) => Exit::Refused,
+        NotAccepted::Held | NotAccepted::Unavailable(_) => Exit::Unreachable,
+    };
     Failure::new(exit, refusal.to_string())
 }
