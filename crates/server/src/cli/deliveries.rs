@@ -88,7 +88,7 @@ impl List {
             stuck: self.stuck.then(|| settings.kpi.stuck_after()),
             full: self.full,
             before: self.page.before,
-            limit: self.page.limit,
+            limit: self.page.size.limit,
             ..self.which.filter(store).await?
         };
         let page = store.delivery_rows(&filter).await?;
