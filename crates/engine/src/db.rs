@@ -77,6 +77,19 @@ pub enum DbError {
     Unreadable(String),
 }
 
+impl DbError {
+    /// Returns whether the database refuses our login: it may not log in, or lacks a privilege. Only an administrator can
+    /// change that. A row that the wall between tenants refuses is not meant, because its cause is in this program.
+    #[must_use]
+    pub fn is_lack_of_rights(&self) -> bool {
+        const INSUFFICIENT_PRIVILEGE: &str = "42501";
+        const INVALID_AUTHORIZATION: &str = "28";
+        matches!(self, Self::Refused { code, message }
+            if (code == INSUFFICIENT_PRIVILEGE && !message.contains("row-level security"))
+                || code.len() == 5 && code.starts_with(INVALID_AUTHORIZATION))
+    }
+}
+
 /// A statement: its text, and the values of its `$1`, `$2`, ….
 pub type Statement = (String, Vec<Value>);
 

@@ -109,6 +109,8 @@ pub struct Instruments {
     pub spans_exported: Counter,
     /// Spans that were dropped because the queue was full or the collector failed.
     pub spans_dropped: Counter,
+    /// Spans that the collector may have accepted or rejected: it accepted the request, and its answer could not be read.
+    pub spans_unknown: Counter,
 }
 
 impl std::ops::Deref for Metrics {
@@ -147,6 +149,7 @@ impl Metrics {
             streams: Gauge::default(),
             spans_exported: Counter::default(),
             spans_dropped: Counter::default(),
+            spans_unknown: Counter::default(),
         }))
     }
 
@@ -249,6 +252,12 @@ impl Metrics {
             "counter",
             "Trace spans that were dropped because the buffer was full or the collector did not accept them.",
             self.spans_dropped.read(),
+        );
+        text.one(
+            "postcommit_spans_unknown_total",
+            "counter",
+            "Trace spans in requests that the collector accepted with an answer that could not be read.",
+            self.spans_unknown.read(),
         );
         let began = self.began.as_micros() as f64 / 1e6;
         text.one("postcommit_start_time_seconds", "gauge", "Unix time at which this process started.", began);

@@ -15,6 +15,7 @@ mod duties;
 mod edit;
 mod event_types;
 mod health;
+mod held;
 mod hosts;
 mod inbox;
 mod intake;

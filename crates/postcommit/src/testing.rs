@@ -2,7 +2,7 @@
 //!
 //! Call an assertion on the transaction in which the code under test ran, then roll the transaction back: nothing is
 //! sent. The assertions read the view `notification_status`, so the database login of the test must own the schema or
-//! have the reader role.
+//! have the reader role. A login that has only the producer role may enqueue and cannot assert; the panic says so.
 //!
 //! ```ignore
 //! let mut transaction = client.transaction().await?;
@@ -38,6 +38,21 @@ const POSTGRES_SEEN: &str = "\
     ORDER BY event_type = $1::text AND ($2::text IS NULL OR entity IS NOT DISTINCT FROM $2) DESC, id DESC
     LIMIT 100";
 
+/// Panics because the notifications cannot be read. `code` is the SQLSTATE.
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
+fn cannot_read(code: Option<&str>, problem: &dyn std::fmt::Display) -> ! {
+    const INSUFFICIENT_PRIVILEGE: &str = "42501";
+    if code == Some(INSUFFICIENT_PRIVILEGE) {
+        panic!(
+            "to assert what was enqueued, this login must read the view postcommit.notification_status, and it may not \
+             ({problem}). A producer may only enqueue. Run the test as the login that owns the schema, or as a login \
+             with the reader role; an administrator grants it in psql: SELECT format('GRANT %I TO your_login', \
+             postcommit.role_name('reader')) \\gexec"
+        );
+    }
+    panic!("cannot read postcommit.notification_status: {problem}");
+}
+
 #[cfg(any(feature = "sqlx-sqlite", feature = "rusqlite"))]
 const SQLITE_SEEN: &str = "\
     SELECT event_type, entity
@@ -55,10 +70,10 @@ pub mod tokio_postgres {
         event_type: &str,
         entity: Option<&str>,
     ) -> Vec<(String, Option<String>)> {
-        let rows = client
-            .query(super::POSTGRES_SEEN, &[&event_type, &entity])
-            .await
-            .expect("read postcommit.notification_status");
+        let rows = client.query(super::POSTGRES_SEEN, &[&event_type, &entity]).await.unwrap_or_else(|problem| {
+            let said = problem.as_db_error().map_or_else(|| problem.to_string(), ToString::to_string);
+            super::cannot_read(problem.code().map(::tokio_postgres::error::SqlState::code), &said)
+        });
         rows.iter().map(|row| (row.get(0), row.get(1))).collect()
     }
 
@@ -84,7 +99,10 @@ pub mod sqlx_postgres {
         entity: Option<&str>,
     ) -> Vec<(String, Option<String>)> {
         let select = ::sqlx::query_as(super::POSTGRES_SEEN).bind(event_type).bind(entity);
-        select.fetch_all(connection).await.expect("read postcommit.notification_status")
+        select.fetch_all(connection).await.unwrap_or_else(|problem| {
+            let code = problem.as_database_error().and_then(|database| database.code());
+            super::cannot_read(code.as_deref(), &problem)
+        })
     }
 
     /// Panics unless this transaction has enqueued such a notification.

@@ -46,11 +46,17 @@ pub fn told(act: Act, acted: Acted) -> (&'static str, Option<String>) {
 /// Why the deliveries that match a filter cannot be retried or discarded.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FilterError {
-    /// Only parked deliveries can be retried or discarded.
-    #[error("is {0}; only parked deliveries can be retried or discarded")]
+    /// A retry concerns either parked or retrying deliveries.
+    #[error("is {0}; a retry is either of parked or of retrying deliveries")]
+    NotRetriable(String),
+    /// Only parked deliveries can be discarded.
+    #[error("is {0}; only parked deliveries can be discarded")]
     NotParked(String),
-    /// A parked delivery is never stuck.
-    #[error("only parked deliveries can be retried or discarded, and a parked delivery is never stuck")]
+    /// Jobs do not select by it.
+    #[error(
+        "cannot select the deliveries of a retry or discard; parked deliveries are never stuck, and retrying ones \
+        are selected by their other fields"
+    )]
     Stuck,
     /// The filter has no conditions. It may have been forgotten, so a request for all parked deliveries must say so
     /// explicitly.
@@ -59,10 +65,19 @@ pub enum FilterError {
 }
 
 /// The job that retries or discards every parked delivery that matches the filter. A filter that selects unclear
-/// deliveries allows retrying them. With `unclear`, they are retried together with the others.
-pub fn job(act: Act, filter: DeliveryFilter, unclear: bool, pace_per_s: Option<i32>) -> Result<JobDraft, FilterError> {
-    if let Some(state) = filter.states.iter().find(|state| *state != "parked") {
-        return Err(FilterError::NotParked(state.clone()));
+/// deliveries allows retrying them. With `unclear`, they are retried together with the others. A retry by the state
+/// `retrying` makes the matching deliveries due now.
+pub fn job(
+    act: Act,
+    mut filter: DeliveryFilter,
+    unclear: bool,
+    pace_per_s: Option<i32>,
+) -> Result<JobDraft, FilterError> {
+    filter.states.dedup();
+    let is_retry_of_one = act == Act::Retry && filter.states == ["retrying"];
+    if let Some(state) = filter.states.iter().find(|state| *state != "parked" && !is_retry_of_one) {
+        let error = if act == Act::Retry { FilterError::NotRetriable } else { FilterError::NotParked };
+        return Err(error(if act == Act::Retry { filter.states.join(",") } else { state.clone() }));
     }
     if filter.stuck.is_some() {
         return Err(FilterError::Stuck);

@@ -245,6 +245,14 @@ async fn tenant(store: &Store, name: Option<&str>) -> Result<Option<i32>, Failur
     })
 }
 
+/// How long a page of a list is.
+#[derive(Debug, Args)]
+pub struct LimitArgs {
+    /// Show at most this many rows, 1 to 200
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
+    limit: i64,
+}
+
 /// Which page of a list of deliveries or notifications.
 #[derive(Debug, Args)]
 struct PageArgs {
@@ -252,9 +260,8 @@ struct PageArgs {
     /// A notification's id is also a position
     #[arg(long, value_name = "POSITION")]
     before: Option<Position>,
-    /// Show at most this many rows, 1 to 200
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
-    limit: i64,
+    #[command(flatten)]
+    size: LimitArgs,
 }
 
 /// Prints a page of one tenant's rows or of every tenant's, and tells a person how to get the next one. The tenant
@@ -294,9 +301,8 @@ struct NamePageArgs {
     /// Begin after this name, the last one of the previous page
     #[arg(long, value_name = "NAME", requires = "tenant")]
     after: Option<String>,
-    /// Show at most this many rows, 1 to 200
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
-    limit: i64,
+    #[command(flatten)]
+    size: LimitArgs,
 }
 
 impl NamePageArgs {
@@ -315,6 +321,27 @@ struct NameArgs {
     /// The tenant that owns it
     #[arg(long, default_value = "default")]
     tenant: String,
+}
+
+/// The object to delete.
+#[derive(Debug, Args)]
+struct DeleteArgs {
+    #[command(flatten)]
+    which: NameArgs,
+    /// Do not ask for confirmation
+    #[arg(short, long)]
+    yes: bool,
+}
+
+impl DeleteArgs {
+    /// The name and the tenant, after a person has agreed that this object goes.
+    async fn agreed(&self, store: &Store, what: &str) -> Result<(i32, &str), Failure> {
+        let (tenant, name) = (known_tenant(store, &self.which.tenant).await?, self.which.name.as_str());
+        if !self.yes {
+            confirm(&format!("{what} {name} will be deleted"), "")?;
+        }
+        Ok((tenant, name))
+    }
 }
 
 /// Says what became of an object.
@@ -395,6 +422,10 @@ fn ask(what: &str) -> Option<bool> {
 
 /// The exit code of a refused notification.
 fn refused(refusal: NotAccepted) -> Failure {
-    let exit = if matches!(refusal, NotAccepted::Invalid { .. }) { Exit::Usage } else { Exit::Unreachable };
+    let exit = match refusal {
+        NotAccepted::Invalid { .. } => Exit::Usage,
+        NotAccepted::NoRights(_) => Exit::Refused,
+        NotAccepted::Held | NotAccepted::Unavailable(_) => Exit::Unreachable,
+    };
     Failure::new(exit, refusal.to_string())
 }

@@ -67,9 +67,9 @@ async fn check_channels(store: &Store, tenant: Option<i32>, channels: &[String])
     if channels.iter().all(|channel| CHANNELS.contains(&channel.as_str())) {
         return Ok(());
     }
-    let unavailable = |error: DbError| NotAccepted::Unavailable(error.to_string());
+    let unread = |error: DbError| NotAccepted::unread(&error);
     let providers = match tenant {
-        Some(tenant) => store.providers_of(tenant).await.map_err(unavailable)?,
+        Some(tenant) => store.providers_of(tenant).await.map_err(unread)?,
         None => vec![],
     };
     let routes = Routes(&providers);
@@ -88,7 +88,7 @@ async fn check_providers(
     tenant: Option<i32>,
     incoming: &NotificationRequest,
 ) -> Result<(), NotAccepted> {
-    let unavailable = |error: DbError| NotAccepted::Unavailable(error.to_string());
+    let unread = |error: DbError| NotAccepted::unread(&error);
     // Each provider is looked up once, however many recipients name it.
     let mut seen = HashSet::new();
     for (index, recipient) in incoming.note().recipients.iter().enumerate() {
@@ -97,7 +97,7 @@ async fn check_providers(
             continue;
         }
         let found = match tenant {
-            Some(tenant) => store.provider(tenant, provider).await.map_err(unavailable)?,
+            Some(tenant) => store.provider(tenant, provider).await.map_err(unread)?,
             None => None,
         };
         let problem = match found {

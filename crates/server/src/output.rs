@@ -200,7 +200,8 @@ pub fn or_dash<T: ToString>(value: &Option<T>) -> String {
     value.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string)
 }
 
-/// A JSON object on one line: `name=value`, and `outer.name=value` for nested objects.
+/// A JSON object on one line: `name=value`, and `outer.name=value` for nested objects; a list of texts is
+/// separated by commas.
 pub fn pairs(object: &serde_json::Value) -> String {
     let mut told = Vec::new();
     tell(object, "", &mut told);
@@ -216,6 +217,10 @@ fn tell(value: &serde_json::Value, name: &str, told: &mut Vec<String>) {
         }
         Value::Null => {}
         Value::String(text) => told.push(format!("{name}={text}")),
+        Value::Array(texts) if texts.iter().all(Value::is_string) => {
+            let texts: Vec<&str> = texts.iter().filter_map(Value::as_str).collect();
+            told.push(format!("{name}={}", texts.join(",")));
+        }
         other => told.push(format!("{name}={other}")),
     }
 }

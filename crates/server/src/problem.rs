@@ -16,6 +16,9 @@ use utoipa::ToSchema;
 
 use crate::html;
 
+/// After how many seconds a client may repeat a request that needs an operator first.
+const REPAIR_S: u64 = 30;
+
 /// The kinds of problems. Their names are stable, because clients may depend on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProblemKind {
@@ -271,11 +274,29 @@ impl From<DbError> for Problem {
             )
             .retry_after(1);
         }
+        if error.is_lack_of_rights() {
+            return Self::no_rights(&error);
+        }
         tracing::error!(problem = %error, "a request failed; it is answered with status 500");
         Self::new(
             ProblemKind::Internal,
             "an internal error occurred; the server's log has details under the request id",
         )
+    }
+}
+
+impl Problem {
+    /// The database refuses our login, for example because its role was revoked. Only an operator can change that.
+    fn no_rights(problem: &dyn fmt::Display) -> Self {
+        tracing::error!(%problem, "the database refuses the rights of the server's login; the request is answered with \
+            status 503. Run `postcommit doctor`; `postcommit migrate --roles` grants the roles' rights again");
+        Self::new(
+            ProblemKind::Unavailable,
+            "the database refuses the server's login: it may not log in, or lacks rights that it needs; nothing was done. \
+             The operator finds the cause with `postcommit doctor`; `postcommit migrate --roles` grants the roles' rights \
+             again and prints the role that the login must be a member of",
+        )
+        .retry_after(REPAIR_S)
     }
 }
 
@@ -308,6 +329,7 @@ impl From<NotAccepted> for Problem {
                     .about("idempotency_key")
                     .retry_after(1)
             }
+            NotAccepted::NoRights(problem) => Self::no_rights(&problem),
             NotAccepted::Unavailable(problem) => {
                 tracing::warn!(%problem, "the database could not accept a notification; the client is asked to repeat \
                     the request");

@@ -10,18 +10,33 @@ DECLARE
   taking text := CASE WHEN has_options THEN 'SET' ELSE 'MEMBER' END;
   options text := CASE WHEN has_options THEN ' WITH INHERIT TRUE, SET TRUE' ELSE '' END;
   member record;
+  -- The logins that hold the schema: its owner, and the owner of its first table. pg_database_owner cannot be a member of a role;
+  -- it stands for the owner of the database.
+  keepers oid[] := ARRAY(
+    SELECT CASE WHEN held.oid = 'pg_database_owner'::regrole THEN d.datdba ELSE held.oid END
+    FROM (SELECT n.nspowner FROM pg_namespace n WHERE n.nspname = 'postcommit'
+      UNION SELECT c.relowner FROM pg_class c WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relname = 'tenant') held (oid),
+      pg_database d
+    WHERE d.datname = current_database());
+  -- The owners whose objects in the schema are ours: those logins, the login that runs this, members of them, superusers, and
+  -- roles of this and other installations. Read before any ownership moves.
+  ours oid[] := ARRAY(
+    SELECT r.oid FROM pg_roles r
+    WHERE r.rolsuper OR r.rolname IN (current_user, 'pg_database_owner') OR r.rolname ~ '^postcommit_(owner|producer|worker|reader|tenant)_[0-9]+$'
+      OR EXISTS (SELECT FROM unnest(keepers) k (oid) WHERE pg_has_role(r.oid, k.oid, 'MEMBER')));
 BEGIN
-  -- The login that runs this, and every login that owns the schema or something in it until now, keep what they could do: they
-  -- become members of the owner's role. Roles of another installation do not (foreign.sql).
+  -- The login that runs this, and every login that owns the schema or something of ours in it until now, keep what they could
+  -- do: they become members of the owner's role. Roles of another installation do not (foreign.sql), nor does a stranger that
+  -- has made a view, table or function of its own in the schema: it would gain everything.
   FOR member IN
-    WITH former (oid) AS (
-      SELECT n.nspowner FROM pg_namespace n WHERE n.nspname = 'postcommit'
+    WITH former (oid) AS (SELECT f.oid FROM unnest(keepers) f (oid)
       UNION SELECT c.relowner FROM pg_class c WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p', 'v')
       UNION SELECT p.proowner FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace)
     SELECT r.oid, r.rolname AS name, r.rolinherit AS inherits, r.oid IN (SELECT f.oid FROM former f) AS owned
     FROM pg_roles r
     WHERE (r.rolname = current_user OR r.oid IN (SELECT f.oid FROM former f)) AND NOT r.rolsuper
-      AND r.rolname !~ '^postcommit_(owner|producer|worker|reader|tenant)_[0-9]+$'
+      AND r.rolname !~ '^postcommit_(owner|producer|worker|reader|tenant)_[0-9]+$' AND r.rolname <> 'pg_database_owner'
+      AND (r.rolname = current_user OR EXISTS (SELECT FROM unnest(keepers) k (oid) WHERE pg_has_role(r.oid, k.oid, 'MEMBER')))
       AND NOT (pg_has_role(r.oid, owner, 'USAGE') AND pg_has_role(r.oid, owner, taking))
   LOOP
     BEGIN
@@ -43,27 +58,36 @@ BEGIN
     ALTER SCHEMA postcommit OWNER TO postcommit_owner_{oid};
   END IF;
   FOR thing IN SELECT c.oid::regclass AS name, c.relkind FROM pg_class c
-      WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND c.relowner <> owner LOOP
+      WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND c.relowner <> owner
+        AND c.relowner = ANY (ours) LOOP
     EXECUTE format('ALTER %s %s OWNER TO postcommit_owner_{oid}', CASE thing.relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, thing.name);
   END LOOP;
-  FOR thing IN SELECT p.oid::regprocedure AS name FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace AND p.proowner <> owner LOOP
+  FOR thing IN SELECT p.oid::regprocedure AS name FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace AND p.proowner <> owner
+      AND p.proowner = ANY (ours) LOOP
     EXECUTE format('ALTER FUNCTION %s OWNER TO postcommit_owner_{oid}', thing.name);
   END LOOP;
 END $$;
 
 GRANT USAGE ON SCHEMA postcommit TO postcommit_producer_{oid}, postcommit_worker_{oid}, postcommit_reader_{oid};
+-- On what belongs to the owner's role, and so is ours.
 DO $$
-DECLARE thing record;
+DECLARE
+  thing record;
+  owner oid := 'postcommit_owner_{oid}'::regrole;
 BEGIN
-  FOR thing IN SELECT p.oid::regprocedure AS name, p.proname FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace LOOP
+  FOR thing IN SELECT p.oid::regprocedure AS name, p.proname FROM pg_proc p
+      WHERE p.pronamespace = 'postcommit'::regnamespace AND p.proowner = owner LOOP
     IF thing.proname IN ('enqueue', 'enqueue_many', 'cancel') THEN
       EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO postcommit_producer_{oid}', thing.name);
     END IF;
     EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO postcommit_worker_{oid}', thing.name);
   END LOOP;
+  FOR thing IN SELECT c.oid::regclass AS name FROM pg_class c
+      WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND c.relowner = owner LOOP
+    EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON %s TO postcommit_worker_{oid}', thing.name);
+    EXECUTE format('GRANT SELECT ON %s TO postcommit_reader_{oid}', thing.name);
+  END LOOP;
 END $$;
-GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA postcommit TO postcommit_worker_{oid};
-GRANT SELECT ON ALL TABLES IN SCHEMA postcommit TO postcommit_reader_{oid};
 REVOKE SELECT (secrets) ON postcommit.provider FROM postcommit_reader_{oid};
 REVOKE SELECT ON postcommit.provider FROM postcommit_reader_{oid};
 GRANT SELECT (tenant, id, name, channel, driver, guarantee, policy, concurrency, timeout_ms, is_default, enabled, paused,

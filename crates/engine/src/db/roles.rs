@@ -87,6 +87,15 @@ const HELD: &str =
       AND (coalesce((to_jsonb(m) ->> 'set_option')::boolean, true) OR (to_jsonb(m) ->> 'inherit_option')::boolean)
     ORDER BY 1, 2";
 
+/// Lists what is in the schema without being ours, and its owners. Only where the roles of `migrate --roles` are in use.
+const STRANGE: &str = "SELECT format('%s %s belongs to %I', thing.kind, thing.name, pg_get_userbyid(thing.owner))
+    FROM (
+      SELECT CASE c.relkind WHEN 'v' THEN 'the view' ELSE 'the table' END AS kind, c.oid::regclass::text AS name, c.relowner AS owner
+      FROM pg_class c WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p', 'v')
+      UNION ALL SELECT 'the function', p.oid::regprocedure::text, p.proowner
+      FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace) thing
+    WHERE thing.owner <> 'postcommit_owner_{oid}'::regrole ORDER BY 1";
+
 /// The owner and the role members before the roles were changed.
 pub(super) struct Holders(Vec<(String, Option<String>)>);
 
@@ -127,6 +136,9 @@ pub struct MadeRoles {
     pub names: Vec<String>,
     /// Sentences that say which roles were granted to which logins. Empty if nothing was missing.
     pub granted: Vec<String>,
+    /// Sentences about views, tables and functions in the schema that other logins have made. They and their owners are
+    /// as they were.
+    pub left_alone: Vec<String>,
     /// The GRANTs that an administrator must decide on, as in [`Migrated::grants`](super::Migrated::grants).
     pub grants: Vec<String>,
 }
@@ -153,8 +165,9 @@ impl Db {
         separate(&transaction, db.installation).await?;
         let grants = arrange(&transaction, db.installation, &foreigners).await?;
         let granted = before.granted(&transaction, db.installation).await?;
+        let left_alone = left_alone(&transaction, db.installation).await?;
         transaction.commit().await.map_err(refused)?;
-        Ok(MadeRoles { names: SEPARATED.map(|kind| db.installation.role(kind)).to_vec(), granted, grants })
+        Ok(MadeRoles { names: SEPARATED.map(|kind| db.installation.role(kind)).to_vec(), granted, left_alone, grants })
     }
 
     /// Returns the SQL that an administrator must run so that this login can use the tenants' role. If the roles of
@@ -214,6 +227,14 @@ pub(super) async fn separate(transaction: &Transaction<'_>, installation: Instal
     // grant.
     transaction.batch_execute(PUBLIC).await.map_err(refused)?;
     transaction.batch_execute(&installation.script(ROLES)).await.map_err(refused)
+}
+
+async fn left_alone(transaction: &Transaction<'_>, installation: Installation) -> Result<Vec<String>, DbError> {
+    let rows = transaction.query(installation.script(STRANGE).as_str(), &[]).await.map_err(refused)?;
+    let told = |thing: String| {
+        format!("{thing}, is not part of postcommit, and was left alone; its owner was granted nothing by it")
+    };
+    Ok(rows.iter().map(|row| told(row.get(0))).collect())
 }
 
 /// Returns the roles of other installations that have rights here. Call it before anything is revoked from them.

@@ -168,10 +168,11 @@ impl Store {
         })
     }
 
-    /// Opens a host of a lane, whether it is held or paused, and makes deliveries that wait for it due. Returns false
-    /// if the host was not closed.
+    /// Opens a host of a lane, whether it is held or paused, and makes deliveries that wait for it due, also those
+    /// that it asked to wait. Returns false if the host was not closed.
     pub async fn resume_host(&self, lane: i32, host: &str) -> Result<bool, DbError> {
         let turn = turn().await?;
+        let held_until = self.held_until(lane, Some(host)).await?;
         // The revision is raised so that responses to sends that are still running do not close the host again. The
         // provider's row is locked before the counter of changes, in the same order as everywhere else.
         let decide = format!(
@@ -193,6 +194,9 @@ impl Store {
         // This is done even if the host was not closed, because an earlier call may have ended before all deliveries
         // were made due.
         self.bring_hosts_forward(lane, Some(host)).await?;
+        if let Some(until) = held_until {
+            self.bring_held_forward(lane, Some(host), until).await?;
+        }
         Ok(opened)
     }
 

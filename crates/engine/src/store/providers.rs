@@ -290,10 +290,11 @@ impl Store {
         self.change(sql, vec![lane.into(), why.into(), revision.into()], entry).await
     }
 
-    /// Opens a lane and all its hosts, whether they are held or paused, and makes deliveries that wait for a host due.
-    /// Returns false if nothing was closed or the lane does not exist. Then nothing is changed.
+    /// Opens a lane and all its hosts, whether they are held or paused, and makes deliveries due that wait for a host or
+    /// because of a hold. Returns false if nothing was closed or the lane does not exist. Then nothing is changed.
     pub async fn resume_lane(&self, lane: i32) -> Result<bool, DbError> {
         let _turn = turn().await?;
+        let held_until = self.held_until(lane, None).await?;
         let decide = "UPDATE postcommit.provider
             SET paused = NULL, held_until = NULL, revision = revision + 1, updated_at = {now}
             WHERE id = $1
@@ -308,6 +309,9 @@ impl Store {
         let opened = self.change_all(statements, 0, AuditEntry::of_lane(lane, "provider.resume")).await?;
         if opened {
             self.bring_hosts_forward(lane, None).await?;
+        }
+        if let Some(until) = held_until.filter(|_| opened) {
+            self.bring_held_forward(lane, None, until).await?;
         }
         Ok(opened)
     }

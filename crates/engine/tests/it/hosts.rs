@@ -147,9 +147,24 @@ on_both! {
         assert!(world.store.resume_lane(lane).await.unwrap() && !world.store.resume_lane(lane).await.unwrap());
         assert!(shut(&world).await.is_empty());
         world.pass().await;
-        assert_eq!(pair.bad_requests(), 2, "what waited for a day comes now");
+        assert_eq!(pair.bad_requests(), 3, "what waited for a day comes now, and with it what had met the hold");
         world.execute("UPDATE postcommit.lane_host SET updated_at = $1, held_until = NULL", vec![Timestamp::from_micros(0).into()]).await;
         assert_eq!((world.store.forget_open_hosts_once().await.unwrap(), world.count("lane_host").await), (2, 0));
+    }
+
+    /// Both hosts asked to wait for an hour. Opening one of them concerns its own delivery alone.
+    async fn a_resume_of_a_host_brings_the_delivery_forward_that_it_asked_to_wait(world) {
+        let lane = hooks(&world, json!({})).await;
+        let (one, two) = (pair(|| Reply::status(503).with_header("Retry-After", "3600")), pair(|| Reply::status(429).with_header("Retry-After", "3600")));
+        let ids = [to(&world, &one.bad_url()).await, to(&world, &two.bad_url()).await];
+        world.pass().await;
+        assert_eq!(states(&world, &ids).await, ["retrying", "retrying"]);
+        assert!(world.store.resume_host(lane, &one.bad.to_string()).await.unwrap());
+        world.pass().await;
+        assert_eq!((one.bad_requests(), two.bad_requests()), (2, 1));
+        assert!(world.store.resume_lane(lane).await.unwrap());
+        world.pass().await;
+        assert_eq!((one.bad_requests(), two.bad_requests()), (3, 2));
     }
 
     async fn another_process_learns_of_a_closed_host_with_its_next_claim(world) {
@@ -164,7 +179,7 @@ on_both! {
         // And that the host is open again.
         assert!(world.store.resume_host(lane, &pair.bad.to_string()).await.unwrap());
         other.pass(None).await.unwrap();
-        assert_eq!(pair.bad_requests(), 2);
+        assert_eq!(pair.bad_requests(), 3, "both of its deliveries come");
     }
 
     /// Both forms: the rows come from one notification, or each is sent from its notification's own row.

@@ -293,6 +293,70 @@ async fn roles_made_by_a_superuser_take_nothing_from_the_login_that_owned_the_sc
     }
 }
 
+/// A stranger may have made things of its own in the schema. They make it no owner of ours.
+#[tokio::test(flavor = "multi_thread")]
+async fn roles_give_the_owner_of_a_foreign_view_nothing() {
+    let (owner, stranger) = (Postgres::shared().login("").await, Postgres::shared().login("").await);
+    let (name, guest) = (owner.name(), stranger.name());
+    let database = migrated_by(&owner, "SELECT 1").await;
+    let admin = connect(&database.url).await;
+    let made = format!(
+        "GRANT USAGE, CREATE ON SCHEMA postcommit TO {guest}; GRANT SELECT (id, name) ON postcommit.tenant TO {guest};
+         SET ROLE {guest};
+         CREATE VIEW postcommit.names AS SELECT name FROM postcommit.tenant;
+         CREATE TABLE postcommit.notes (id int);
+         CREATE FUNCTION postcommit.enqueue(who int) RETURNS bigint LANGUAGE sql SECURITY DEFINER AS 'SELECT count(*) FROM postcommit.notification'"
+    );
+    admin.batch_execute(&made).await.unwrap();
+    let store = Store::open(&database.url).await.unwrap();
+    let made = store.db().make_roles().await.unwrap();
+    assert_eq!(made.left_alone.len(), 3, "{made:?}");
+    let told = format!(
+        "the view postcommit.names belongs to {guest}, is not part of postcommit, and was left alone; its owner was granted nothing by it"
+    );
+    assert!(made.left_alone.contains(&told), "{made:?}");
+    let of_guest = |said: &&String| said.contains(guest);
+    assert!(made.granted.iter().find(of_guest).is_none(), "{made:?}");
+    assert!(made.granted.iter().any(|said| said.contains(&format!("is granted to {name}"))), "{made:?}");
+    // It is no member of any role of ours, its things are its own, and it can do what it could, and no more.
+    let member = format!(
+        "SELECT r.rolname::text FROM pg_roles r WHERE r.rolname LIKE 'postcommit\\_%' AND pg_has_role('{guest}', r.oid, 'MEMBER')"
+    );
+    let admin = connect(&database.url).await;
+    assert_eq!(texts(&admin, &member).await, Vec::<String>::new());
+    let own = format!(
+        "SELECT c.relname::text FROM pg_class c WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'v') AND pg_get_userbyid(c.relowner) = '{guest}' ORDER BY 1"
+    );
+    assert_eq!(texts(&admin, &own).await, ["names", "notes"]);
+    let guest = connect(&database.url_as(guest)).await;
+    guest.batch_execute("SELECT name FROM postcommit.names").await.unwrap();
+    for sql in
+        ["SELECT * FROM postcommit.notification", "SELECT postcommit.enqueue(1)", "DELETE FROM postcommit.tenant"]
+    {
+        let said = guest.batch_execute(sql).await.expect_err(sql);
+        assert_eq!(said.code().unwrap().code(), "42501", "{sql}: {said:?}");
+    }
+    enqueues_as(&database, name).await;
+}
+
+/// The schema may belong to pg_database_owner, which stands for the owner of the database and cannot be granted anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_of_pg_database_owner_becomes_the_owner_s_role_s() {
+    let owner = Postgres::shared().login("").await;
+    let database = migrated_by(&owner, "SELECT 1").await;
+    let admin = connect(&database.url).await;
+    admin.batch_execute("ALTER SCHEMA postcommit OWNER TO pg_database_owner").await.unwrap();
+    let store = Store::open(&database.url).await.unwrap();
+    let made = store.db().make_roles().await.unwrap();
+    let granted =
+        format!("{} is granted to {}, so that this login keeps its privileges", role(&store, "owner"), owner.name());
+    assert!(made.granted.contains(&granted) && made.left_alone.is_empty(), "{made:?}");
+    enqueues_as(&database, owner.name()).await;
+    let store = Store::open(&database.url_as(owner.name())).await.unwrap();
+    store.db().migrate().await.unwrap();
+    store.check_isolation().await.unwrap();
+}
+
 /// Before PostgreSQL 16 a login with NOINHERIT has nothing by a membership. From then on the membership says it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_login_that_inherits_nothing_does_not_lose_the_schema() {

@@ -208,6 +208,42 @@ on_both! {
         assert_eq!((count(&world, "cancelled").await, world.delivery(later).await.state.as_str()), (2, "pending"), "{waiting:?}");
     }
 
+    async fn retrying_deliveries_are_brought_forward_by_filter(world) {
+        world.capture(json!({"fail_on": "transient=again"})).await;
+        let waiting = [world.enqueue("again", json!({})).await, world.enqueue("again", json!({})).await];
+        let leased = world.enqueue("again", json!({})).await;
+        let scheduled = world.enqueue("again", json!({"due_at": "2099-01-01T00:00:00Z"})).await;
+        park(&world, world.tenant, "parked", 2).await;
+        world.pass().await;
+        let token = Uuid::new_v4();
+        world.execute("UPDATE postcommit.delivery_queue SET lease_token = $1, lease_until = $2 WHERE notification_id = $3",
+            vec![token.into(), world.store.now().await.unwrap().plus(Duration::from_secs(600)).into(), leased.into()]).await;
+        let retrying = DeliveryFilter { states: vec!["retrying".into()], ..of_type("again") };
+        let asked = draft(Act::Retry, retrying.clone());
+        let counted = world.store.count_for_job(Some(world.tenant), &asked).await.unwrap();
+        assert_eq!(counted, JobCount { total: 2, left_out: 0, is_exact: true });
+        let job = world.store.create_job(Some(world.tenant), &asked).await.unwrap();
+        assert_eq!((job.kind, &job.filter.states, job.total), (Act::Retry, &retrying.states, 2));
+        let done = run_to_the_end(&world, job.id).await;
+        assert_eq!((done.done, done.skipped, done.state.as_str()), (2, 0, "done"));
+        let now = world.store.now().await.unwrap();
+        for id in waiting {
+            let row = world.delivery(id).await;
+            assert_eq!((row.state.as_str(), row.attempts, row.next_attempt_at.unwrap() <= now), ("retrying", 1, true), "due, and its attempts count");
+        }
+        for id in [leased, scheduled] {
+            let sql = "SELECT due_at FROM postcommit.delivery_queue WHERE notification_id = $1";
+            assert!(world.sql(sql, vec![id.into()]).await[0].get::<postcommit::Timestamp>(0).unwrap() > now);
+        }
+        assert_eq!(count(&world, "parked").await, 2, "parked ones stay");
+        let audit = world.sql("SELECT count(*) FROM postcommit.audit WHERE action = 'delivery.bring_forward'", vec![]).await;
+        assert_eq!(audit[0].get::<i64>(0).unwrap(), 2);
+        world.pass().await;
+        for id in waiting {
+            assert_eq!((world.delivery(id).await.attempts, world.attempts(id).await.len()), (2, 2));
+        }
+    }
+
     async fn b12_a_job_ignores_deliveries_that_are_parked_or_enqueued_later(world) {
         world.capture(json!({"fail_on": "permanent=p"})).await;
         let before = world.enqueue("p", json!({})).await;

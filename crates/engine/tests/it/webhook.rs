@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use postcommit::Timestamp;
 use postcommit_channel::model::{Guarantee, ProviderDraft};
 use postcommit_channel::secret::{Secret, Secrets};
 use postcommit_testkit::{HttpServer, Reply, Request};
@@ -170,6 +171,31 @@ on_both! {
         assert_eq!(world.delivery(other).await.state, "pending");
     }
 
+    /// The hold and the delivery that met it end together when an operator opens the lane; others keep their times.
+    async fn a_resume_brings_the_delivery_forward_that_met_the_retry_after(world) {
+        let lane = one_lane(&world).await;
+        let server = HttpServer::start(|_| Reply::status(429).with_header("Retry-After", "7200"));
+        let later = world.store.now().await.unwrap().plus(Duration::from_secs(3600));
+        let scheduled = world.enqueue("t", json!({"recipients": [{"webhook": server.url("/")}], "due_at": later})).await;
+        let met = to(&world, &server, "k1").await;
+        world.pass().await;
+        // Its own backoff, in the midst of the hold, and not because of it.
+        let own = to(&world, &server, "k2").await;
+        world.execute("UPDATE postcommit.delivery_queue SET lane = $1, due_at = $2, attempts = 1, error_class = 'timeout', code = 'timeout' WHERE notification_id = $3",
+            vec![lane.into(), later.into(), own.into()]).await;
+        world.execute("UPDATE postcommit.delivery_queue SET lane = $1 WHERE notification_id = $2", vec![lane.into(), scheduled.into()]).await;
+        assert!(world.store.resume_lane(lane).await.unwrap());
+        let now = world.store.now().await.unwrap();
+        let due = async |id: Uuid| {
+            let rows = world.sql("SELECT due_at, attempts FROM postcommit.delivery_queue WHERE notification_id = $1", vec![id.into()]).await;
+            (rows[0].get::<Timestamp>(0).unwrap() <= now, rows[0].get::<i32>(1).unwrap())
+        };
+        assert_eq!((due(met).await, due(own).await, due(scheduled).await), ((true, 1), (false, 1), (false, 0)));
+        world.pass().await;
+        assert_eq!(server.requests().len(), 2, "it is tried immediately, as its second attempt");
+        assert_eq!(world.delivery(met).await.attempts, 2);
+    }
+
     async fn d6_retry_after_counts_on_every_answer_and_up_to_the_expiry(world) {
         hooks(&world, Guarantee::Idempotent).await;
         for (status, state) in [(408, "retrying"), (429, "retrying"), (500, "retrying"), (502, "retrying"), (503, "retrying"), (404, "parked")] {
@@ -181,6 +207,8 @@ on_both! {
             let Some(next) = row.next_attempt_at else { continue };
             let asked = next.since(world.attempts(patient).await[0].at).as_secs();
             assert!((259_200..259_300).contains(&asked), "{status}: {asked} s are three days");
+            // The resume would bring it forward, and it would be told to wait again.
+            assert!(world.store.cancel_delivery(world.key(patient, 1)).await.unwrap());
             world.store.resume_host(world.store.provider(world.tenant, "hooks").await.unwrap().unwrap().id, &server.addr().to_string()).await.unwrap();
 
             let expires = world.store.now().await.unwrap().plus(Duration::from_secs(7200));
@@ -257,7 +285,7 @@ on_both! {
         let server = HttpServer::start(|_| Reply::status(500));
         let id = to(&world, &server, "k").await;
         world.pass().await;
-        let long_ago: postcommit::Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let long_ago: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         world.execute("UPDATE postcommit.delivery_queue SET first_try_at = $1", vec![long_ago.into()]).await;
         world.make_due().await;
         world.pass().await;

@@ -14,6 +14,7 @@ on_every_adapter!(
     refute_enqueued_panics_when_a_notification_matches,
     refute_enqueued_finds_a_match_among_many_notifications,
     on_postgres_only_this_transaction_counts,
+    a_producer_is_told_that_asserting_needs_to_read,
 );
 
 /// The panic's text. `None` when it did not panic.
@@ -78,4 +79,16 @@ async fn on_postgres_only_this_transaction_counts<A: Adapter>(mut world: World<A
         Kind::Postgres => world.refute_enqueued("booking.confirmed", None).await,
         Kind::Sqlite => world.assert_enqueued("booking.confirmed", None).await,
     }
+}
+
+/// SQLite has no roles.
+async fn a_producer_is_told_that_asserting_needs_to_read<A: Adapter>(mut world: World<A>) {
+    let Some(producer) = world.producer_role().await else { return };
+    world.run(&format!("SET ROLE {producer}")).await;
+    world.run("BEGIN").await;
+    world.enqueue(&booking("k").build().unwrap()).await.unwrap();
+    let text = panic_of(async move { world.assert_enqueued("booking.confirmed", None).await }).await.unwrap();
+    assert!(text.starts_with("to assert what was enqueued, this login must read the view"), "{text}");
+    assert!(text.contains("permission denied") && text.contains("A producer may only enqueue"), "{text}");
+    assert!(text.contains("postcommit.role_name('reader')"), "{text}");
 }

@@ -57,6 +57,13 @@ impl<A: Adapter> World<A> {
         A::connect(&self.place.path()).await
     }
 
+    /// Creates the roles, and returns the name of the producer's. `None` on SQLite, which has no roles.
+    pub async fn producer_role(&self) -> Option<String> {
+        let Place::Postgres(database) = &self.place else { return None };
+        let made = Store::open(&database.url).await.unwrap().db().make_roles().await.unwrap();
+        made.names.into_iter().find(|name| name.starts_with("postcommit_producer_"))
+    }
+
     /// The first column as text, of a query that both databases accept.
     pub async fn all(&mut self, sql: &str) -> Vec<String> {
         self.app.texts(&dialect::<A>(sql)).await

@@ -178,8 +178,9 @@ pub struct ActRequest {
     #[schema(min_items = 1, max_items = 1000)]
     ids: Option<Vec<String>>,
     /// All parked deliveries that match now; deliveries that are parked later are not changed. The filter needs at
-    /// least one condition: `{"state": "parked"}` matches all parked deliveries of the tenant. The tenant is that of
-    /// the key. A key of scope `ops` may name another tenant by `?tenant=`.
+    /// least one condition: `{"state": "parked"}` matches all parked deliveries of the tenant. A retry with
+    /// `"state": "retrying"` brings deliveries forward that wait for their next attempt: they become due now and keep
+    /// their attempts. The tenant is that of the key. A key of scope `ops` may name another tenant by `?tenant=`.
     filter: Option<DeliveryQuery>,
     /// Also retry deliveries that may have arrived. Without it, the result of such an id is `unclear`, and a filter
     /// leaves such deliveries out and counts them. A filter with `"unclear": true` selects only such deliveries. A
@@ -242,7 +243,8 @@ impl ActResult {
     }
 }
 
-/// Retries deliveries by their ids, or all deliveries that match a filter.
+/// Retries deliveries by their ids, or all deliveries that match a filter: parked ones from the beginning, or with
+/// `"state": "retrying"` those that wait for their next attempt, which become due now.
 #[utoipa::path(post, path = "/v1/deliveries/retry", tag = "deliveries", security(("key" = ["operate"])), params(TenantQuery), request_body = ActRequest,
     responses((status = 200, description = "By ids: one result for each id. With `dry_run`: the number of matching deliveries", body = ActAnswer), (status = 202, description = "By filter: the job that was created", body = Job), ProblemResponses))]
 pub async fn retry_deliveries(
@@ -311,7 +313,7 @@ async fn act_on_ids(
 /// Names the field of the filter.
 fn refused(error: FilterError) -> Problem {
     match error {
-        FilterError::NotParked(_) => Problem::invalid("filter.state", error.to_string()),
+        FilterError::NotParked(_) | FilterError::NotRetriable(_) => Problem::invalid("filter.state", error.to_string()),
         FilterError::Stuck => Problem::invalid("filter.stuck", error.to_string()),
         FilterError::Empty => {
             Problem::invalid("filter", format!(r#"{error}, e.g. {{"state": "parked"}} for all parked deliveries"#))

@@ -21,6 +21,7 @@ use crate::read::Params;
 #[into_params(parameter_in = Query)]
 pub struct KpiQuery {
     /// Also return the KPIs of each group. `error` groups by the class of the last error and lists its codes.
+    /// Over all tenants (scope `ops`), `tenant` tells them apart, and a group by `provider` has its tenant's name as well.
     #[param(inline)]
     by: Option<KpiGrouping>,
     /// Delivered, captured and failed are counted over this many seconds before now. Default: the setting

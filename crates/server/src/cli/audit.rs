@@ -4,6 +4,7 @@ use clap::Args;
 use postcommit::Timestamp;
 use postcommit_engine::store::{AuditFilter, AuditRow};
 
+use super::LimitArgs;
 use crate::app;
 use crate::output::{self, CommandResult, Exit, Format, or_dash};
 use crate::settings::Settings;
@@ -31,9 +32,8 @@ pub struct Audit {
     /// Show the page that follows the entry with this id
     #[arg(long, value_name = "ID")]
     before: Option<i64>,
-    /// Show at most this many entries, 1 to 200
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
-    limit: i64,
+    #[command(flatten)]
+    page: LimitArgs,
 }
 
 impl Audit {
@@ -47,7 +47,7 @@ impl Audit {
             from: self.from,
             until: self.until,
             before: self.before,
-            limit: self.limit,
+            limit: self.page.limit,
         };
         output::bounded_list(format, &store.audit_rows(&filter).await?, &COLUMNS);
         Ok(Exit::Ok)

@@ -35,7 +35,8 @@ pub enum Deliveries {
     },
     /// Set parked deliveries back to pending and reset their attempt counters
     ///
-    /// Sent deliveries are not changed. A delivery that may have arrived is retried only with --unclear.
+    /// Sent deliveries are not changed. A delivery that may have arrived is retried only with --unclear. With --state
+    /// retrying, deliveries that wait for their next attempt become due now and keep their attempt counters.
     Retry(ActArgs),
     /// Discard parked deliveries: they are never sent, and their rows are kept
     Discard(ActArgs),
@@ -87,7 +88,7 @@ impl List {
             stuck: self.stuck.then(|| settings.kpi.stuck_after()),
             full: self.full,
             before: self.page.before,
-            limit: self.page.limit,
+            limit: self.page.size.limit,
             ..self.which.filter(store).await?
         };
         let page = store.delivery_rows(&filter).await?;

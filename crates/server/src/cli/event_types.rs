@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use postcommit_engine::store::{EventTypeChange, EventTypeDraft, EventTypeFilter, EventTypeRow};
 
 use super::enqueue::parse;
-use super::{NameArgs, NamePageArgs, acting, confirm, known_tenant, said};
+use super::{DeleteArgs, NameArgs, NamePageArgs, acting, known_tenant, said};
 use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
 
@@ -19,13 +19,7 @@ pub enum EventTypes {
     /// Change the given options of an event type and keep the others
     Update(Description),
     /// Delete the declaration; notifications of the event type are still accepted
-    Delete {
-        #[command(flatten)]
-        which: NameArgs,
-        /// Do not ask for confirmation
-        #[arg(short, long)]
-        yes: bool,
-    },
+    Delete(DeleteArgs),
 }
 
 #[derive(Debug, Args)]
@@ -52,7 +46,7 @@ impl EventTypes {
         match self {
             Self::List(page) => {
                 let (tenant, after) = page.place(&store).await?;
-                let rows = store.event_type_rows(&EventTypeFilter { tenant, after, limit: page.limit }).await?;
+                let rows = store.event_type_rows(&EventTypeFilter { tenant, after, limit: page.size.limit }).await?;
                 output::bounded_list(format, &rows, &COLUMNS);
                 Ok(Exit::Ok)
             }
@@ -80,13 +74,10 @@ impl EventTypes {
                 store.update_event_type(tenant, &given.which.name, None, &given.change()?).await?;
                 said(format, "event type", &given.which.name, "updated")
             }
-            Self::Delete { which, yes } => {
-                let tenant = known_tenant(&store, &which.tenant).await?;
-                if !yes {
-                    confirm(&format!("event type {} will be deleted", which.name), "")?;
-                }
-                store.delete_event_type(tenant, &which.name).await?;
-                said(format, "event type", &which.name, "deleted")
+            Self::Delete(object) => {
+                let (tenant, name) = object.agreed(&store, "event type").await?;
+                store.delete_event_type(tenant, name).await?;
+                said(format, "event type", name, "deleted")
             }
         }
     }

@@ -11,7 +11,7 @@ use postcommit_engine::store::{Act, Job, SliceOutcome, Store};
 use serde_json::json;
 use uuid::Uuid;
 
-use super::IdArg;
+use super::{IdArg, LimitArgs};
 use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
 
@@ -30,9 +30,8 @@ pub enum Jobs {
         /// Show the page that follows this job
         #[arg(long, value_name = "ID", value_parser = super::id)]
         before: Option<Uuid>,
-        /// Show at most this many jobs, 1 to 200
-        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
-        limit: i64,
+        #[command(flatten)]
+        page: LimitArgs,
     },
     /// Show the progress of one job
     Show(IdArg),
@@ -44,9 +43,9 @@ impl Jobs {
     pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let store = super::acting(settings).await?;
         match self {
-            Self::List { tenant, before, limit } => {
+            Self::List { tenant, before, page } => {
                 let tenant = super::tenant(&store, tenant.as_deref()).await?;
-                output::list(format, &store.jobs(tenant, *before, *limit).await?, &COLUMNS);
+                output::list(format, &store.jobs(tenant, *before, page.limit).await?, &COLUMNS);
                 Ok(Exit::Ok)
             }
             Self::Show(IdArg { id }) => {

@@ -8,7 +8,7 @@ use postcommit_channel::model::Scopes;
 use postcommit_engine::store::{Key, KeyDraft, KeyError, KeyFilter, Login, Store};
 use serde_json::json;
 
-use super::{acting, known_tenant};
+use super::{LimitArgs, acting, known_tenant};
 use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
 use crate::telemetry::say;
@@ -25,9 +25,8 @@ pub enum Keys {
         /// Only keys of this tenant [default: every tenant]
         #[arg(long)]
         tenant: Option<String>,
-        /// Show at most this many keys, 1 to 200
-        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
-        limit: i64,
+        #[command(flatten)]
+        page: LimitArgs,
     },
     /// Revoke an API key immediately and permanently
     Revoke {
@@ -66,9 +65,9 @@ impl Keys {
         let store = acting(settings).await?;
         match self {
             Self::Create(new) => new.run(format, &store).await,
-            Self::List { tenant: named, limit } => {
+            Self::List { tenant: named, page } => {
                 let tenant = super::tenant(&store, named.as_deref()).await?;
-                let keys = store.key_rows(&KeyFilter { tenant, before: None, limit: *limit }).await?;
+                let keys = store.key_rows(&KeyFilter { tenant, before: None, limit: page.limit }).await?;
                 output::list(format, &keys, &COLUMNS);
                 Ok(Exit::Ok)
             }

@@ -28,6 +28,7 @@ enum By {
     Channel,
     EventType,
     Site,
+    Tenant,
 }
 
 impl From<By> for KpiGrouping {
@@ -38,6 +39,7 @@ impl From<By> for KpiGrouping {
             By::Channel => Self::Channel,
             By::EventType => Self::EventType,
             By::Site => Self::Site,
+            By::Tenant => Self::Tenant,
         }
     }
 }
@@ -60,8 +62,9 @@ fn text(kpis: &Kpis) -> String {
         Some(KpiGrouping::Provider) => "(not routed)",
         Some(KpiGrouping::EventType) => "(not known)",
         Some(KpiGrouping::Error) => "(no error)",
+        Some(KpiGrouping::Tenant) => "(no tenant)",
     };
-    let all = KpiGroup { label: "all".into(), kpi: kpis.total.clone(), codes: vec![] };
+    let all = KpiGroup { label: "all".into(), tenant: None, kpi: kpis.total.clone(), codes: vec![] };
     let named = |one: &KpiGroup| KpiGroup {
         label: if one.label.is_empty() { none.into() } else { one.label.clone() },
         ..one.clone()
@@ -75,11 +78,21 @@ fn text(kpis: &Kpis) -> String {
     let shut = shut(&kpis.shut).map(|shut| format!("\n{shut}")).unwrap_or_default();
     let mut columns: Vec<output::Column<KpiGroup>> =
         vec![(kpis.by.map_or("site", KpiGrouping::name), |one| one.label.clone())];
+    if has_several_tenants(kpis) {
+        columns.push(("tenant", |one| one.tenant.clone().unwrap_or_else(|| "-".into())));
+    }
     columns.extend(COLUMNS);
     if kpis.by == Some(KpiGrouping::Error) {
         columns.push(("codes", codes));
     }
     format!("{}\n\n{legend}{shut}", output::table(&rows, &columns))
+}
+
+/// Whether the groups belong to more than one tenant, so that their labels alone could mean two things.
+fn has_several_tenants(kpis: &Kpis) -> bool {
+    let mut tenants = kpis.groups.iter().filter_map(|one| one.tenant.as_deref());
+    let first = tenants.next();
+    tenants.any(|tenant| Some(tenant) != first)
 }
 
 /// The codes of an error class: how many are live or parked with each.

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::enqueue::read_text;
 use super::templates::say_waiting;
-use super::{NameArgs, acting, known_tenant, said};
+use super::{LimitArgs, NameArgs, acting, known_tenant, said};
 use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
 use crate::telemetry::say;
@@ -22,9 +22,8 @@ pub enum Layouts {
         /// The page after this name
         #[arg(long, value_name = "NAME")]
         after: Option<String>,
-        /// Most layouts, 1 to 200
-        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
-        limit: i64,
+        #[command(flatten)]
+        page: LimitArgs,
     },
     /// Show one layout or partial
     Show(NameArgs),
@@ -70,10 +69,10 @@ impl Layouts {
     pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let store = acting(settings).await?;
         match self {
-            Self::List { tenant, after, limit } => {
+            Self::List { tenant, after, page } => {
                 let tenant = known_tenant(&store, tenant).await?;
                 let after = after.clone().map(|name| TemplatePosition(tenant, name));
-                output::list(format, &store.layout_rows(Some(tenant), after.as_ref(), *limit).await?, &COLUMNS);
+                output::list(format, &store.layout_rows(Some(tenant), after.as_ref(), page.limit).await?, &COLUMNS);
                 Ok(Exit::Ok)
             }
             Self::Show(NameArgs { name, tenant }) => {

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::enqueue::kind_and_value;
 use super::transfer::{self, Source, Target};
-use super::{NameArgs, NamePageArgs, acting, confirm, known_tenant, said};
+use super::{DeleteArgs, NameArgs, NamePageArgs, acting, known_tenant, said};
 use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
 use crate::telemetry::say;
@@ -25,13 +25,7 @@ pub enum Lists {
     /// Change a list's description
     Update(Description),
     /// Delete a list and its members
-    Delete {
-        #[command(flatten)]
-        which: NameArgs,
-        /// Do not ask for confirmation
-        #[arg(short, long)]
-        yes: bool,
-    },
+    Delete(DeleteArgs),
     /// Add members to a list
     Add(Members),
     /// Remove members from a list
@@ -79,7 +73,7 @@ impl Lists {
         match self {
             Self::List(page) => {
                 let (tenant, after) = page.place(&store).await?;
-                let lists = store.member_list_rows(&ListFilter { tenant, after, limit: page.limit }).await?;
+                let lists = store.member_list_rows(&ListFilter { tenant, after, limit: page.size.limit }).await?;
                 output::bounded_list(format, &lists, &COLUMNS);
                 Ok(Exit::Ok)
             }
@@ -95,13 +89,10 @@ impl Lists {
                 store.update_list(tenant, &list.which.name, None, to).await?;
                 said(format, "list", &list.which.name, "updated")
             }
-            Self::Delete { which, yes } => {
-                let tenant = known_tenant(&store, &which.tenant).await?;
-                if !yes {
-                    confirm(&format!("list {} will be deleted", which.name), "")?;
-                }
-                store.delete_list(tenant, &which.name).await?;
-                said(format, "list", &which.name, "deleted")
+            Self::Delete(object) => {
+                let (tenant, name) = object.agreed(&store, "list").await?;
+                store.delete_list(tenant, name).await?;
+                said(format, "list", name, "deleted")
             }
             Self::Add(given) => given.change(format, &store, true).await,
             Self::Remove(given) => given.change(format, &store, false).await,

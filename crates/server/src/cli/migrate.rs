@@ -38,10 +38,10 @@ impl Migrate {
         }
         let before = store.db().migration_plan().await?.found;
         let mut migrated = store.db().migrate().await?;
-        let mut roles = vec![];
+        let (mut roles, mut left_alone) = (vec![], vec![]);
         if self.roles {
             let made = store.db().make_roles().await?;
-            roles = made.names;
+            (roles, left_alone) = (made.names, made.left_alone);
             migrated.granted.extend(made.granted);
             migrated.grants.extend(made.grants);
         }
@@ -50,7 +50,7 @@ impl Migrate {
         let problem = store.db().check_isolation().await.err().map(|problem| problem.to_string());
         let done = serde_json::json!({
             "from": before, "to": LATEST, "applied": names, "roles": roles, "granted": migrated.granted,
-            "grants": migrated.grants, "problem": problem,
+            "left_alone": left_alone, "grants": migrated.grants, "problem": problem,
         });
         output::one(format, &done, |_| {
             let roles = if roles.is_empty() {
@@ -67,7 +67,7 @@ impl Migrate {
                 _ => format!("schema version {before} → {LATEST}: applied {}{roles}", names.join(", ")),
             }
         });
-        migrated.granted.iter().for_each(|granted| say!("{granted}"));
+        migrated.granted.iter().chain(&left_alone).for_each(|told| say!("{told}"));
         if let Some(producer) = roles.get(1) {
             say!("an application that only enqueues needs: GRANT {producer} TO its login");
         }

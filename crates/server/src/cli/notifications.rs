@@ -81,7 +81,7 @@ impl List {
             recipient: self.recipient.clone(),
             idempotency_key: self.idempotency_key.clone(),
             before: self.page.before,
-            limit: self.page.limit,
+            limit: self.page.size.limit,
             ..NotificationFilter::default()
         };
         let page = store.notification_rows(&filter).await?;

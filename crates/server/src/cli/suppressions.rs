@@ -5,8 +5,8 @@ use postcommit::Timestamp;
 use postcommit_engine::store::{SuppressionDraft, SuppressionFilter, SuppressionRow};
 use serde_json::json;
 
-use super::transfer::{self, Source, Target};
-use super::{acting, known_tenant};
+use super::transfer::{self, ExportArgs, ImportArgs};
+use super::{LimitArgs, acting, known_tenant};
 use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
 
@@ -23,9 +23,8 @@ pub enum Suppressions {
         /// Only suppressions of this address
         #[arg(long)]
         address: Option<String>,
-        /// Show at most this many rows, 1 to 200
-        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
-        limit: i64,
+        #[command(flatten)]
+        page: LimitArgs,
     },
     /// Suppress an address on a channel; a suppression of both is replaced
     Add {
@@ -41,21 +40,9 @@ pub enum Suppressions {
     /// Remove a suppression
     Remove(Which),
     /// Import suppressions from a CSV or JSONL file; exits 7 when lines were refused
-    Import {
-        #[command(flatten)]
-        source: Source,
-        /// The tenant whose suppressions these are
-        #[arg(long, default_value = "default")]
-        tenant: String,
-    },
+    Import(ImportArgs),
     /// Export all suppressions of a tenant to stdout
-    Export {
-        #[command(flatten)]
-        target: Target,
-        /// The tenant whose suppressions these are
-        #[arg(long, default_value = "default")]
-        tenant: String,
-    },
+    Export(ExportArgs),
 }
 
 #[derive(Debug, Args)]
@@ -73,10 +60,10 @@ impl Suppressions {
     pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let store = acting(settings).await?;
         match self {
-            Self::List { tenant, channel, address, limit } => {
+            Self::List { tenant, channel, address, page } => {
                 let tenant = super::tenant(&store, tenant.as_deref()).await?;
                 let (channel, address) = (channel.clone(), address.clone());
-                let filter = SuppressionFilter { tenant, channel, address, after: None, limit: *limit };
+                let filter = SuppressionFilter { tenant, channel, address, after: None, limit: page.limit };
                 output::bounded_list(format, &store.suppression_rows(&filter).await?, &COLUMNS);
                 Ok(Exit::Ok)
             }
@@ -95,8 +82,10 @@ impl Suppressions {
                 let (channel, address) = (&which.channel, &which.address);
                 Err(Failure::new(Exit::NotFound, format!("{address} is not suppressed on channel {channel}")))
             }
-            Self::Import { source, tenant } => transfer::suppressions::import(format, &store, tenant, source).await,
-            Self::Export { target, tenant } => transfer::suppressions::export(&store, tenant, target).await,
+            Self::Import(ImportArgs { source, tenant }) => {
+                transfer::suppressions::import(format, &store, tenant, source).await
+            }
+            Self::Export(ExportArgs { target, tenant }) => transfer::suppressions::export(&store, tenant, target).await,
         }
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::enqueue::{parse, read_text};
-use super::{acting, known_tenant, said};
+use super::{LimitArgs, acting, known_tenant, said};
 use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
 use crate::telemetry::say;
@@ -52,9 +52,8 @@ pub enum Templates {
         /// Only versions before this one
         #[arg(long, value_name = "NUMBER")]
         before: Option<i32>,
-        /// Most versions, 1 to 200
-        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
-        limit: i64,
+        #[command(flatten)]
+        page: LimitArgs,
     },
     /// Render a template with sample data or a past notification, without sending; exits 1 when it cannot be rendered
     Preview(PreviewArgs),
@@ -95,9 +94,8 @@ pub struct List {
     /// The page after this id
     #[arg(long, value_name = "ID")]
     after: Option<String>,
-    /// Most templates, 1 to 200
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
-    limit: i64,
+    #[command(flatten)]
+    page: LimitArgs,
 }
 
 /// Texts are given as they are, as @FILE, or as - for stdin.
@@ -212,10 +210,10 @@ impl Templates {
                 rules.delete(&template.id).await?;
                 said(format, "template", &template.id, "deleted")
             }
-            Self::Versions { template, before, limit } => {
+            Self::Versions { template, before, page } => {
                 let rules = template.rules(&store).await?;
                 rules.find(&template.id).await?;
-                let rows = store.template_versions(rules.tenant, &template.id, *before, *limit).await?;
+                let rows = store.template_versions(rules.tenant, &template.id, *before, page.limit).await?;
                 output::list(format, &rows, &shown::VERSION_COLUMNS);
                 Ok(Exit::Ok)
             }
@@ -258,10 +256,10 @@ impl List {
             active: self.active,
             layout: self.layout.clone(),
             after: self.after.clone().map(|id| TemplatePosition(tenant, id)),
-            limit: self.limit + 1,
+            limit: self.page.limit + 1,
         };
         let mut rows = store.template_rows(&filter).await?;
-        let fits = usize::try_from(self.limit).unwrap_or(usize::MAX);
+        let fits = usize::try_from(self.page.limit).unwrap_or(usize::MAX);
         let has_more = rows.len() > fits;
         rows.truncate(fits);
         output::list(format, &rows, &shown::COLUMNS);

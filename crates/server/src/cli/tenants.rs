@@ -4,7 +4,7 @@ use clap::Subcommand;
 use postcommit_engine::store::{MAX_WEIGHT, TenantError, TenantRow};
 use serde_json::json;
 
-use super::{acting, known_tenant};
+use super::{LimitArgs, acting, known_tenant};
 use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
 
@@ -20,9 +20,8 @@ pub enum Tenants {
         /// Show the page that follows this name
         #[arg(long)]
         after: Option<String>,
-        /// Show at most this many tenants, 1 to 200
-        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
-        limit: i64,
+        #[command(flatten)]
+        page: LimitArgs,
     },
     /// Suspend a tenant: nothing of it is sent, and its deliveries wait
     Suspend {
@@ -55,8 +54,8 @@ impl Tenants {
                 store.create_tenant(name).await.map_err(failure)?;
                 said(format, name, "created")
             }
-            Self::List { after, limit } => {
-                output::list(format, &store.tenant_rows(after.as_deref(), *limit).await?, &COLUMNS);
+            Self::List { after, page } => {
+                output::list(format, &store.tenant_rows(after.as_deref(), page.limit).await?, &COLUMNS);
                 Ok(Exit::Ok)
             }
             Self::Suspend { name, reason } => {

@@ -50,6 +50,26 @@ pub struct Target {
     format: FileFormat,
 }
 
+/// An import into a tenant.
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    #[command(flatten)]
+    pub source: Source,
+    /// The tenant that owns them
+    #[arg(long, default_value = "default")]
+    pub tenant: String,
+}
+
+/// An export of a tenant.
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    #[command(flatten)]
+    pub target: Target,
+    /// The tenant that owns them
+    #[arg(long, default_value = "default")]
+    pub tenant: String,
+}
+
 /// What an import did.
 #[derive(Debug, Default, Serialize)]
 struct Imported {

@@ -7,8 +7,8 @@ use postcommit_engine::store::{
 use serde_json::{Value, json};
 
 use super::enqueue::{kind_and_value, parse};
-use super::transfer::{self, Source, Target};
-use super::{NameArgs, NamePageArgs, acting, confirm, known_tenant, said};
+use super::transfer::{self, ExportArgs, ImportArgs};
+use super::{DeleteArgs, NameArgs, NamePageArgs, acting, known_tenant, said};
 use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
 
@@ -23,31 +23,13 @@ pub enum Users {
     /// Change the given options of a user and keep the others
     Update(Description),
     /// Delete a user with its addresses, its preferences and its places in lists
-    Delete {
-        #[command(flatten)]
-        which: NameArgs,
-        /// Do not ask for confirmation
-        #[arg(short, long)]
-        yes: bool,
-    },
+    Delete(DeleteArgs),
     /// Set or remove a preference: whether messages of an event type are sent on a channel
     Prefer(Prefer),
     /// Import users from a CSV or JSONL file; exits 7 when lines were refused
-    Import {
-        #[command(flatten)]
-        source: Source,
-        /// The tenant whose users these are
-        #[arg(long, default_value = "default")]
-        tenant: String,
-    },
+    Import(ImportArgs),
     /// Export all users of a tenant to stdout
-    Export {
-        #[command(flatten)]
-        target: Target,
-        /// The tenant whose users these are
-        #[arg(long, default_value = "default")]
-        tenant: String,
-    },
+    Export(ExportArgs),
 }
 
 #[derive(Debug, Args)]
@@ -108,24 +90,23 @@ impl Users {
             Self::Show(which) => show(format, &store, which).await,
             Self::Create(user) => user.create(format, &store).await,
             Self::Update(user) => user.update(format, &store).await,
-            Self::Delete { which, yes } => {
-                let tenant = known_tenant(&store, &which.tenant).await?;
-                if !yes {
-                    confirm(&format!("user {} will be deleted", which.name), "")?;
-                }
-                store.delete_user(tenant, &which.name).await?;
-                said(format, "user", &which.name, "deleted")
+            Self::Delete(object) => {
+                let (tenant, name) = object.agreed(&store, "user").await?;
+                store.delete_user(tenant, name).await?;
+                said(format, "user", name, "deleted")
             }
             Self::Prefer(preference) => preference.run(format, &store).await,
-            Self::Import { source, tenant } => transfer::users::import(format, &store, tenant, source).await,
-            Self::Export { target, tenant } => transfer::users::export(&store, tenant, target).await,
+            Self::Import(ImportArgs { source, tenant }) => {
+                transfer::users::import(format, &store, tenant, source).await
+            }
+            Self::Export(ExportArgs { target, tenant }) => transfer::users::export(&store, tenant, target).await,
         }
     }
 }
 
 async fn list(format: Format, store: &Store, page: &NamePageArgs) -> CommandResult {
     let (tenant, after) = page.place(store).await?;
-    let users = store.user_rows(&UserFilter { tenant, after, limit: page.limit }).await?;
+    let users = store.user_rows(&UserFilter { tenant, after, limit: page.size.limit }).await?;
     output::bounded_list(format, &users, &COLUMNS);
     Ok(Exit::Ok)
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderValue, Method};
 use bytes::Bytes;
-use postcommit_channel::egress::{Call, Egress, EgressFailure, EgressSettings, HttpAnswer};
+use postcommit_channel::egress::{ANSWER_BYTES, Call, Egress, EgressFailure, EgressSettings, HttpAnswer};
 use postcommit_engine::metrics::Metrics;
 use postcommit_engine::trace::{Span, Tracer};
 use serde::Deserialize;
@@ -109,13 +109,17 @@ impl Sending {
             tokio::time::sleep(wait).await;
             answer = self.call(body).await;
         }
-        let (dropped, problem) = judge(&answer, spans.len() as u64);
-        self.metrics.spans_exported.add(spans.len() as u64 - dropped);
+        let Judged { exported, dropped, unknown, problem } = judge(&answer, spans.len() as u64);
+        self.metrics.spans_exported.add(exported);
         self.metrics.spans_dropped.add(dropped);
+        self.metrics.spans_unknown.add(unknown);
         // A problem is logged only when it changes and not for every batch.
         if let Some(problem) = problem.as_ref().filter(|_| self.said != problem) {
-            let message = "the OTLP collector does not accept spans; these spans are dropped and counted";
-            tracing::warn!(problem, spans = spans.len(), dropped, "{message}");
+            let message = match unknown {
+                0 => "the OTLP collector does not accept spans; these spans are dropped and counted",
+                _ => "the OTLP collector may have rejected spans; they are counted as unknown, and not sent again",
+            };
+            tracing::warn!(problem, spans = spans.len(), dropped, unknown, "{message}");
         }
         self.said = problem;
     }
@@ -133,20 +137,40 @@ fn wait_before_repeat(answer: &HttpAnswer) -> Option<Duration> {
     (matches!(answer.status, 429 | 502..=504) && wait <= LONGEST_WAIT).then_some(wait)
 }
 
-/// How many spans the collector did not accept, and the problem in words.
-fn judge(answer: &Result<HttpAnswer, EgressFailure>, spans: u64) -> (u64, Option<String>) {
+/// What became of the spans of a batch, and the problem in words. The three counts add up to the batch.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Judged {
+    exported: u64,
+    dropped: u64,
+    /// The collector accepted the request, but its answer, which may reject spans, cannot be read.
+    unknown: u64,
+    problem: Option<String>,
+}
+
+fn judge(answer: &Result<HttpAnswer, EgressFailure>, spans: u64) -> Judged {
+    let dropped = |problem| Judged { dropped: spans, problem: Some(problem), ..Judged::default() };
     match answer {
-        Ok(answer) if (200..300).contains(&answer.status) => {
-            let told: Answered = serde_json::from_slice(&answer.body).unwrap_or_default();
-            let PartialSuccess { rejected_spans, error_message } = told.partial_success;
-            let rejected = rejected_spans.as_u64().or_else(|| rejected_spans.as_str()?.parse().ok()).unwrap_or(0);
-            let why: String = error_message.chars().take(REASON_CHARS).collect();
-            let problem = (rejected > 0 || !why.is_empty()).then(|| format!("partial_success: {why}"));
-            (rejected.min(spans), problem)
-        }
-        Ok(answer) => (spans, Some(format!("the collector answered {}", answer.status))),
-        Err(failure) => (spans, Some(failure.code.to_owned())),
+        Ok(answer) if (200..300).contains(&answer.status) => match read(answer) {
+            Ok(told) => told.judge(spans),
+            Err(problem) => Judged { unknown: spans, problem: Some(problem), ..Judged::default() },
+        },
+        Ok(answer) => dropped(format!("the collector answered {}", answer.status)),
+        Err(failure) => dropped(failure.code.to_owned()),
     }
+}
+
+/// Reads an answer that accepts the request. An empty body rejects nothing.
+fn read(answer: &HttpAnswer) -> Result<Answered, String> {
+    if answer.truncated {
+        return Err(format!("the collector's answer is longer than {ANSWER_BYTES} bytes"));
+    }
+    if !answer.body_complete {
+        return Err("the collector's answer ended too early".into());
+    }
+    if answer.body.is_empty() {
+        return Ok(Answered::default());
+    }
+    serde_json::from_slice(&answer.body).map_err(|error| format!("the collector's answer is not OTLP in JSON: {error}"))
 }
 
 /// The answer of a collector that accepted the request: ExportTraceServiceResponse.
@@ -154,6 +178,17 @@ fn judge(answer: &Result<HttpAnswer, EgressFailure>, spans: u64) -> (u64, Option
 #[serde(rename_all = "camelCase", default)]
 struct Answered {
     partial_success: PartialSuccess,
+}
+
+impl Answered {
+    fn judge(self, spans: u64) -> Judged {
+        let PartialSuccess { rejected_spans, error_message } = self.partial_success;
+        let rejected = rejected_spans.as_u64().or_else(|| rejected_spans.as_str()?.parse().ok()).unwrap_or(0);
+        let why: String = error_message.chars().take(REASON_CHARS).collect();
+        let problem = (rejected > 0 || !why.is_empty()).then(|| format!("partial_success: {why}"));
+        let dropped = rejected.min(spans);
+        Judged { exported: spans - dropped, dropped, unknown: 0, problem }
+    }
 }
 
 #[derive(Default, Deserialize)]

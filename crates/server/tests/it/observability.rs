@@ -12,6 +12,7 @@ use postcommit_testkit::{Child, HttpClient, HttpServer, Reply};
 use serde_json::Value;
 
 use crate::cli::Shell;
+use crate::installation::wait_until;
 
 const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
@@ -51,6 +52,8 @@ fn named(file: &str) -> BTreeSet<String> {
 fn a11_every_metric_that_alerts_and_dashboard_name_exists() {
     let shell = Shell::ready();
     let (_server, address) = serve(&shell);
+    // The server listens before its dispatcher runs.
+    wait_until("the dispatcher to run", || get(&address, "/metrics", "").contains("postcommit_dispatcher_last_look"));
     let answer = get(&address, "/metrics", "");
     assert!(
         answer.starts_with("HTTP/1.1 200") && answer.contains("content-type: text/plain; version=0.0.4"),

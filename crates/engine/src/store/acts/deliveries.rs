@@ -15,6 +15,8 @@ use crate::store::{AuditEntry, Store};
 
 /// How many deliveries one call accepts at most.
 pub const MAX_IDS: usize = 1000;
+/// The state of a delivery that was tried and waits for its next attempt.
+const RETRYING: &str = "retrying";
 
 /// An action on deliveries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,7 +25,8 @@ pub const MAX_IDS: usize = 1000;
 pub enum Act {
     /// Sets parked deliveries back to pending and resets their counters and their age. A delivery that was scheduled for
     /// later stays scheduled. A sent delivery is never sent again by this, and one that may have arrived only with
-    /// consent.
+    /// consent. A job whose filter has the state `retrying` brings deliveries forward instead: they become due now and
+    /// keep their counters.
     Retry,
     /// Ends parked deliveries. Their rows stay.
     Discard,
@@ -74,12 +77,18 @@ impl Act {
     }
 
     /// Returns the action's name in the audit log.
-    pub(in crate::store) fn action(self) -> &'static str {
+    fn action(self) -> &'static str {
         match self {
             Self::Retry => "delivery.retry",
             Self::Discard => "delivery.discard",
             Self::Cancel => "delivery.cancel",
         }
+    }
+
+    /// Returns whether the action on deliveries in these states means that they become due now: a retry of deliveries
+    /// that wait for their next attempt.
+    pub(in crate::store) fn brings_forward(self, states: &[String]) -> bool {
+        self == Self::Retry && states == [RETRYING]
     }
 
     /// Returns the states in which a delivery allows the action.
@@ -88,16 +97,20 @@ impl Act {
         states.iter().map(|&state| state.to_owned()).collect()
     }
 
-    fn postgres(self) -> String {
-        with_facts(match self {
-            Self::Retry => RETRY_POSTGRES,
-            Self::Discard => DISCARD_POSTGRES,
-            Self::Cancel => CANCEL_POSTGRES,
-        })
+    /// Returns the statement, and how many parameters it has.
+    fn postgres(self, which: Allowed) -> (String, usize) {
+        let (sql, parameters) = match self {
+            Self::Retry if which.retrying => (FORWARD_POSTGRES, 3),
+            Self::Retry => (RETRY_POSTGRES, 5),
+            Self::Discard => (DISCARD_POSTGRES, 4),
+            Self::Cancel => (CANCEL_POSTGRES, 3),
+        };
+        (with_facts(sql), parameters)
     }
 
-    fn sqlite(self) -> Vec<String> {
+    fn sqlite(self, which: Allowed) -> Vec<String> {
         let statements: &[&str] = match self {
+            Self::Retry if which.retrying => &FORWARD_SQLITE,
             Self::Retry => &RETRY_SQLITE,
             Self::Discard => &DISCARD_SQLITE,
             Self::Cancel => &CANCEL_SQLITE,
@@ -110,18 +123,18 @@ impl Store {
     /// Sets a parked delivery back to pending and resets its counters. Returns false if the delivery is not parked, or
     /// if it may have arrived.
     pub async fn retry(&self, key: DeliveryKey) -> Result<bool, DbError> {
-        Ok(!self.act(Act::Retry, &[key], false).await?.is_empty())
+        Ok(!self.act(Act::Retry, &[key], Allowed::by_id(false)).await?.is_empty())
     }
 
     /// Discards a parked delivery. It stays in the ledger with the state `discarded`. Returns false if the delivery is
     /// not parked.
     pub async fn discard(&self, key: DeliveryKey) -> Result<bool, DbError> {
-        Ok(!self.act(Act::Discard, &[key], false).await?.is_empty())
+        Ok(!self.act(Act::Discard, &[key], Allowed::by_id(false)).await?.is_empty())
     }
 
     /// Cancels a delivery that is waiting to be sent. Returns false if it is being sent or has ended.
     pub async fn cancel_delivery(&self, key: DeliveryKey) -> Result<bool, DbError> {
-        Ok(!self.act(Act::Cancel, &[key], false).await?.is_empty())
+        Ok(!self.act(Act::Cancel, &[key], Allowed::by_id(false)).await?.is_empty())
     }
 
     /// Acts on up to [`MAX_IDS`] deliveries in one transaction. Returns one result per key, in the order of `keys`. A
@@ -134,7 +147,7 @@ impl Store {
                 message: format!("{} ids were given; at most {MAX_IDS} are allowed", keys.len()),
             });
         }
-        let done = self.act(act, keys, unclear).await?;
+        let done = self.act(act, keys, Allowed::by_id(unclear)).await?;
         let mut all = Vec::with_capacity(keys.len());
         for key in keys {
             all.push(if done.contains(key) { Acted::Done } else { self.refused(Some(act), *key).await? });
@@ -219,7 +232,7 @@ impl Store {
         let keys = rows.iter().map(key).collect::<Result<Vec<_>, DbError>>()?;
         let mut taken = 0;
         for some in keys.chunks(MAX_IDS) {
-            taken += self.act(Act::Cancel, some, false).await?.len();
+            taken += self.act(Act::Cancel, some, Allowed::by_id(false)).await?.len();
         }
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         Ok((count(taken), count(keys.len() - taken)))
@@ -246,16 +259,24 @@ impl Store {
         rows.first().map(|row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).transpose()
     }
 
-    /// Retries, discards, cancels or marks the deliveries, as `act` says, and writes audit entries. With `unclear`, also
-    /// deliveries that may have arrived. Returns the keys of the deliveries that were changed.
-    async fn act(&self, act: Act, keys: &[DeliveryKey], unclear: bool) -> Result<Vec<DeliveryKey>, DbError> {
-        let which = Allowed { bound: None, unclear };
+    /// Makes deliveries due that wait for their next attempt. Their counters stay. Deliveries that are being sent or
+    /// cancelled are left out.
+    pub(in crate::store) async fn make_due(&self, keys: &[DeliveryKey]) -> Result<(), DbError> {
+        for some in keys.chunks(MAX_IDS) {
+            self.act(Act::Retry, some, Allowed { retrying: true, ..Allowed::by_id(false) }).await?;
+        }
+        Ok(())
+    }
+
+    /// Retries, discards or cancels the deliveries, as `act` says, if `which` allows it, and writes audit entries.
+    /// Returns the keys of the deliveries that were changed.
+    async fn act(&self, act: Act, keys: &[DeliveryKey], which: Allowed) -> Result<Vec<DeliveryKey>, DbError> {
         match &self.db {
             Db::Postgres(db) => {
                 let mut client = db.client().await?;
                 let transaction = db.begin(&mut client).await?;
                 let done = act_postgres(&transaction, act, keys, which).await?;
-                postgres::run(&transaction, &self.audit_each(act.action(), &done)).await?;
+                postgres::run(&transaction, &self.audit_each(which.action(act), &done)).await?;
                 transaction.commit().await.map_err(postgres::refused)?;
                 Ok(done)
             }
@@ -263,7 +284,7 @@ impl Store {
                 let (this, keys) = (self.clone(), keys.to_vec());
                 db.write(move |connection| {
                     let done = act_sqlite(connection, act, &keys, which)?;
-                    let (sql, parameters) = this.audit_each(act.action(), &done);
+                    let (sql, parameters) = this.audit_each(which.action(act), &done);
                     sqlite::run(connection, &sqlite::dialect(&sql), &parameters)?;
                     Ok(done)
                 })
@@ -273,7 +294,7 @@ impl Store {
     }
 }
 
-/// The parked deliveries that an action may change.
+/// The deliveries that an action may change.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::store) struct Allowed {
     /// Only deliveries that were parked before this time.
@@ -281,6 +302,21 @@ pub(in crate::store) struct Allowed {
     /// Whether a retry may include deliveries that may have arrived. Every retry is checked here and nowhere else. All
     /// deliveries parked as `outcome_unknown` are marked as unclear.
     pub unclear: bool,
+    /// Whether a retry concerns deliveries that wait for their next attempt, and not parked ones. They are tried again
+    /// in any case, so `unclear` has no meaning for them.
+    pub retrying: bool,
+}
+
+impl Allowed {
+    /// Deliveries that an operator named.
+    fn by_id(unclear: bool) -> Self {
+        Self { bound: None, unclear, retrying: false }
+    }
+
+    /// Returns the name in the audit log of what `act` does.
+    pub fn action(self, act: Act) -> &'static str {
+        if act == Act::Retry && self.retrying { "delivery.bring_forward" } else { act.action() }
+    }
 }
 
 /// Acts on the deliveries whose state still allows the action, and returns their keys.
@@ -296,7 +332,8 @@ pub(in crate::store) async fn act_postgres(
         .batch_execute("SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off")
         .await
         .map_err(postgres::refused)?;
-    let statement = transaction.prepare_cached(&act.postgres()).await.map_err(postgres::refused)?;
+    let (sql, used) = act.postgres(which);
+    let statement = transaction.prepare_cached(&sql).await.map_err(postgres::refused)?;
     // Sorted, so that two transactions with common rows do not deadlock.
     let mut sorted = keys.to_vec();
     sorted.sort_unstable();
@@ -313,11 +350,6 @@ pub(in crate::store) async fn act_postgres(
         .to_string(),
     );
     let parameters = [keys, first.into(), last.into(), which.bound.into(), which.unclear.into()];
-    let used = match act {
-        Act::Retry => 5,
-        Act::Discard => 4,
-        Act::Cancel => 3,
-    };
     let parameters: Vec<_> = parameters.iter().take(used).map(|p| p as _).collect();
     let rows = transaction.query(&statement, &parameters).await.map_err(postgres::refused)?;
     Ok(rows.iter().map(|row| DeliveryKey { tenant: row.get(0), notification: row.get(1), n: row.get(2) }).collect())
@@ -332,7 +364,7 @@ pub(in crate::store) fn act_sqlite(
     which: Allowed,
 ) -> Result<Vec<DeliveryKey>, DbError> {
     let mut done = Vec::new();
-    let statements = act.sqlite();
+    let statements = act.sqlite(which);
     for key in keys {
         let parameters: [Value; 5] =
             [key.tenant.into(), key.notification.into(), key.n.into(), which.bound.into(), which.unclear.into()];
@@ -415,6 +447,24 @@ const RETRY_SQLITE: [&str; 3] = [
          FROM postcommit_delivery_queue q
          WHERE q.tenant = ?1 AND q.notification_id = ?2 AND q.n = ?3 AND q.lease_token IS NULL)",
 ];
+/// Makes retrying rows due. A row that is locked is being claimed, or cancelled by an application's open transaction:
+/// the statement neither waits for it nor deadlocks with it.
+const FORWARD_POSTGRES: &str = given!(
+    "
+     SELECT q.tenant, q.notification_id, q.n
+       FROM given g
+       JOIN postcommit.delivery_queue q ON q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.id AND q.n = g.n
+       WHERE q.notification_id BETWEEN $2 AND $3 AND q.lease_token IS NULL AND (q.attempts > 0 OR q.losses > 0)
+       FOR UPDATE OF q SKIP LOCKED)
+     UPDATE postcommit.delivery_queue q
+     SET due_at = least(q.due_at, clock_timestamp())
+     FROM gone
+     WHERE q.tenant = ANY (ARRAY[gone.tenant]) AND q.notification_id = gone.notification_id AND q.n = gone.n
+       AND q.notification_id BETWEEN $2 AND $3
+     RETURNING q.tenant, q.notification_id, q.n"
+);
+const FORWARD_SQLITE: [&str; 1] = ["UPDATE postcommit_delivery_queue SET due_at = min(due_at, {now})
+    WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token IS NULL AND (attempts > 0 OR losses > 0)"];
 const DISCARD_POSTGRES: &str = given!(
     "
      UPDATE postcommit.delivery_ledger l

@@ -16,8 +16,9 @@ const COUNTED: i64 = 100_000;
 pub struct JobDraft {
     /// The action to perform.
     pub act: Act,
-    /// The filter that selects the deliveries. Its states, position and page size are ignored. Retry and discard act on
-    /// parked deliveries, and cancel acts on waiting ones.
+    /// The filter that selects the deliveries. Its position and page size are ignored. Retry and discard act on parked
+    /// deliveries, and cancel acts on waiting ones, whatever states the filter has. One case differs: a retry of the
+    /// state `retrying` alone makes those deliveries due now.
     pub filter: DeliveryFilter,
     /// Whether to retry deliveries that may have arrived. Otherwise a retry leaves them out and counts them separately.
     pub unclear: bool,
@@ -38,9 +39,15 @@ pub struct JobCount {
 }
 
 impl JobDraft {
+    /// Returns whether the job makes deliveries due that wait for their next attempt.
+    #[must_use]
+    pub fn brings_forward(&self) -> bool {
+        self.act.brings_forward(&self.filter.states)
+    }
+
     /// Returns whether the job leaves out deliveries that may have arrived although its filter includes them.
     fn leaves_out(&self) -> bool {
-        self.act == Act::Retry && !self.unclear && self.filter.unclear != Some(false)
+        self.act == Act::Retry && !self.brings_forward() && !self.unclear && self.filter.unclear != Some(false)
     }
 
     /// Returns the filter for the deliveries that the job acts on.
@@ -83,13 +90,13 @@ impl Store {
     }
 }
 
-/// Returns the filter of a job: with the states that its action allows and, for a cancel, only deliveries that were
+/// Returns the filter of a job: with the states that its action allows and, for waiting deliveries, only those that were
 /// enqueued before `bound`.
 pub(in crate::store) fn bounded(act: Act, filter: &DeliveryFilter, bound: Timestamp) -> DeliveryFilter {
-    let states = act.states();
+    let states = if act.brings_forward(&filter.states) { filter.states.clone() } else { act.states() };
     // Rounded down to milliseconds, because that is the resolution of the ids.
     let cut = |until: Timestamp| Timestamp::from_micros(until.min(bound).as_micros() / 1000 * 1000);
-    let until = if act == Act::Cancel { Some(cut(filter.until.unwrap_or(bound))) } else { filter.until };
+    let until = if concerns_waiting(act, filter) { Some(cut(filter.until.unwrap_or(bound))) } else { filter.until };
     DeliveryFilter { states, until, before: None, stuck: None, ..filter.clone() }
 }
 
@@ -100,6 +107,11 @@ pub(in crate::store) fn list_of(
     dialect: Dialect,
 ) -> DeliveryList<'_> {
     let mut list = DeliveryList::new(filter, None, dialect);
-    list.ended_before = (act != Act::Cancel).then_some(bound);
+    list.ended_before = (!concerns_waiting(act, filter)).then_some(bound);
     list
+}
+
+/// Returns whether the action concerns deliveries that wait in the queue, and not parked ones.
+fn concerns_waiting(act: Act, filter: &DeliveryFilter) -> bool {
+    act == Act::Cancel || act.brings_forward(&filter.states)
 }

@@ -102,7 +102,11 @@ struct TakenJob {
 
 impl TakenJob {
     fn allowed(&self) -> Allowed {
-        Allowed { bound: Some(self.job.asked_at), unclear: self.filter.unclear != Some(false) }
+        Allowed {
+            bound: Some(self.job.asked_at),
+            unclear: self.filter.unclear != Some(false),
+            retrying: self.job.kind.brings_forward(&self.filter.states),
+        }
     }
 }
 
@@ -126,8 +130,9 @@ impl Store {
         tokio::time::sleep(TICK).await;
         let asked_at = self.now().await?;
         let counted = self.count_at(tenant, draft, asked_at).await?;
-        // The states are omitted, because the action determines them.
-        let filter = DeliveryFilter { tenant, states: vec![], ..draft.wanted() };
+        // The states are omitted where the action alone determines them.
+        let states = if draft.brings_forward() { draft.filter.states.clone() } else { vec![] };
+        let filter = DeliveryFilter { tenant, states, ..draft.wanted() };
         let id = new_id(asked_at);
         let as_json =
             |filter: &DeliveryFilter| serde_json::to_value(filter).map_err(|e| DbError::Unreadable(e.to_string()));
@@ -270,7 +275,7 @@ impl Store {
                         return Ok(None);
                     }
                     let done = act_sqlite(connection, act, &keys, which)?;
-                    let (sql, parameters) = this.audit_each(act.action(), &done);
+                    let (sql, parameters) = this.audit_each(which.action(act), &done);
                     sqlite::run(connection, &sqlite::dialect(&sql), &parameters)?;
                     let done = done.len();
                     sqlite::run(connection, &sqlite::dialect(STEP), &fence.step(keys.len(), done))?;
@@ -302,7 +307,8 @@ impl Store {
             return Ok(None);
         }
         let done = act_postgres(&transaction, taken.job.kind, &page.rows, taken.allowed()).await?;
-        postgres::run(&transaction, &self.for_job(taken).audit_each(taken.job.kind.action(), &done)).await?;
+        postgres::run(&transaction, &self.for_job(taken).audit_each(taken.allowed().action(taken.job.kind), &done))
+            .await?;
         let done = done.len();
         let step = transaction.prepare_cached(STEP).await.map_err(postgres::refused)?;
         transaction.execute(&step, &borrow(&fence.step(page.rows.len(), done))).await.map_err(postgres::refused)?;

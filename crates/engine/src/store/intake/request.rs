@@ -31,9 +31,18 @@ pub enum NotAccepted {
     /// key, it is enqueued only once.
     #[error("{0}")]
     Unavailable(String),
+    /// The database refuses our login, and an administrator must act. Nothing was written.
+    #[error("{0}")]
+    NoRights(String),
 }
 
 impl NotAccepted {
+    /// Returns why a notification cannot be checked, if the database could not be read.
+    #[must_use]
+    pub fn unread(error: &DbError) -> Self {
+        if error.is_lack_of_rights() { Self::NoRights(error.to_string()) } else { Self::Unavailable(error.to_string()) }
+    }
+
     pub(in crate::store) fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Invalid { field: Some(field.into()), problem: problem.into() }
     }
@@ -75,6 +84,9 @@ const EXPIRES_TOO_SOON: &str = "must be later than due_at; a notification withou
 /// read from the message.
 impl From<DbError> for NotAccepted {
     fn from(error: DbError) -> Self {
+        if error.is_lack_of_rights() {
+            return Self::NoRights(error.to_string());
+        }
         let DbError::Refused { message, .. } = error else { return Self::Unavailable(error.to_string()) };
         let words = message.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
         let mut limits = words.filter_map(|word| {
@@ -447,5 +459,15 @@ mod tests {
         assert_eq!(of("postcommit: due_at is not a time"), "due_at: is not a time");
         assert_eq!(of("something else"), "something else");
         assert!(matches!(NotAccepted::from(DbError::Unreachable("x".into())), NotAccepted::Unavailable(_)));
+        // The name of a function may begin with that of a field.
+        let denied = |code: &str, message: &str| DbError::Refused { code: code.into(), message: message.into() };
+        for problem in
+            [denied("42501", "permission denied for function tenant_id"), denied("28000", "role may not log in")]
+        {
+            assert!(matches!(NotAccepted::unread(&problem), NotAccepted::NoRights(_)), "{problem}");
+            assert!(matches!(NotAccepted::from(problem), NotAccepted::NoRights(_)));
+        }
+        assert!(!denied("42501", "new row violates row-level security policy").is_lack_of_rights());
+        assert!(!denied("2827", "a result code of SQLite").is_lack_of_rights());
     }
 }

@@ -31,15 +31,21 @@ pub enum KpiGrouping {
     EventType,
     /// The class of the last error, with its codes.
     Error,
+    /// The tenant.
+    Tenant,
 }
 
 /// The KPIs of one group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct KpiGroup {
-    /// The site, channel, provider, event type or class of error. Empty for deliveries without one: no site was given,
-    /// not expanded or routed yet, no error.
+    /// The site, channel, provider, event type, class of error or tenant. Empty for deliveries without one: no site was
+    /// given, not expanded or routed yet, no error.
     pub label: String,
+    /// By provider and over all tenants: the tenant of the provider, because two tenants may use the same name. Absent
+    /// for deliveries without a provider, for deleted providers and for `other`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
     /// KPIs.
     #[serde(flatten)]
     pub kpi: Kpi,
@@ -62,9 +68,10 @@ pub struct CodeCount {
 
 impl KpiGrouping {
     /// All groupings.
-    pub const ALL: [Self; 5] = [Self::Site, Self::Channel, Self::Provider, Self::EventType, Self::Error];
+    pub const ALL: [Self; 6] = [Self::Site, Self::Channel, Self::Provider, Self::EventType, Self::Error, Self::Tenant];
 
-    /// Returns the SQL for the label of a row in the queue or the ledger. For a provider it is the lane. `site` is a
+    /// Returns the SQL for the label of a row in the queue or the ledger. For a provider it is the lane, and for a
+    /// tenant its number. `site` is a
     /// column that may hold the site. Values that only the notification has are looked up row by row, because a join
     /// could make the planner scan the whole history.
     pub(in crate::store) fn of_row(self, alias: &str, site: &str) -> String {
@@ -83,6 +90,7 @@ impl KpiGrouping {
             Self::Provider => lane(alias),
             Self::EventType => noted("CAST(note.event_type AS TEXT)"),
             Self::Error => format!("{alias}.error_class"),
+            Self::Tenant => number_of_tenant(alias),
         };
         format!("CAST(coalesce({label}, '') AS TEXT)")
     }
@@ -93,6 +101,7 @@ impl KpiGrouping {
         match self {
             Self::Site => ("rollup_minute", "f.site", String::new()),
             Self::Channel => ("rollup_minute", "f.channel", String::new()),
+            Self::Tenant => ("rollup_minute", "CAST(f.tenant AS TEXT)", String::new()),
             Self::Provider | Self::EventType | Self::Error => {
                 ("rollup_group", "f.label", format!("AND f.kind = '{}'", self.name()))
             }
@@ -107,6 +116,7 @@ impl KpiGrouping {
             Self::Provider => format!("coalesce({}, '')", lane("f")),
             Self::EventType => "coalesce(f.event_type, '')".into(),
             Self::Error => "coalesce(f.error_class, '')".into(),
+            Self::Tenant => number_of_tenant("f"),
         }
     }
 
@@ -119,6 +129,7 @@ impl KpiGrouping {
             Self::Provider => "provider",
             Self::EventType => "event_type",
             Self::Error => "error",
+            Self::Tenant => "tenant",
         }
     }
 }
@@ -127,9 +138,27 @@ fn lane(alias: &str) -> String {
     format!("CASE WHEN {alias}.lane > 0 THEN CAST({alias}.lane AS TEXT) END")
 }
 
-/// KPIs by label. Without a grouping there is one entry with an empty label.
+fn number_of_tenant(alias: &str) -> String {
+    format!("CAST({alias}.tenant AS TEXT)")
+}
+
+/// What tells one group from the others.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::store) struct GroupName {
+    pub label: String,
+    /// The tenant, where the same label in two tenants stands for two things.
+    pub tenant: Option<String>,
+}
+
+impl From<String> for GroupName {
+    fn from(label: String) -> Self {
+        Self { label, tenant: None }
+    }
+}
+
+/// KPIs by group. Without a grouping there is one entry with an empty label.
 #[derive(Default)]
-pub(in crate::store) struct Groups(BTreeMap<String, Group>);
+pub(in crate::store) struct Groups(BTreeMap<GroupName, Group>);
 
 #[derive(Default)]
 struct Group {
@@ -141,7 +170,7 @@ struct Group {
 impl Groups {
     /// Adds KPIs to a group. An empty code means that there is no error code.
     pub(in crate::store) fn add(&mut self, label: String, code: String, more: &Kpi) {
-        let group = self.0.entry(label).or_default();
+        let group = self.0.entry(label.into()).or_default();
         group.kpi = std::mem::take(&mut group.kpi).plus(more);
         if !code.is_empty() {
             let (queue, parked) = group.codes.entry(code).or_default();
@@ -150,11 +179,11 @@ impl Groups {
         }
     }
 
-    /// Gives each group a new label. Groups that get the same label are merged.
-    pub(in crate::store) fn renamed(self, name: impl Fn(&str) -> String) -> Self {
+    /// Gives each group a new name. Groups that get the same name are merged.
+    pub(in crate::store) fn renamed(self, name: impl Fn(&str) -> GroupName) -> Self {
         let mut renamed = Self::default();
-        for (label, group) in self.0 {
-            let to = renamed.0.entry(name(&label)).or_default();
+        for (old, group) in self.0 {
+            let to = renamed.0.entry(name(&old.label)).or_default();
             to.kpi = std::mem::take(&mut to.kpi).plus(&group.kpi);
             to.codes.extend(group.codes);
         }
@@ -167,16 +196,21 @@ impl Groups {
 
     /// Returns the groups, the busiest first and at most [`GROUPS_LISTED`] plus `other`.
     pub(in crate::store) fn busiest(self) -> Vec<KpiGroup> {
-        let listed = |(label, group): (String, Group)| KpiGroup { label, kpi: group.kpi, codes: frequent(group.codes) };
+        let listed = |(GroupName { label, tenant }, group): (GroupName, Group)| KpiGroup {
+            label,
+            tenant,
+            kpi: group.kpi,
+            codes: frequent(group.codes),
+        };
         let mut listed: Vec<KpiGroup> = self.0.into_iter().map(listed).collect();
         listed.sort_by_key(|one| Reverse((one.kpi.queue.total, one.kpi.parked.total, one.kpi.delivered)));
         if listed.len() > GROUPS_LISTED {
             let rest = listed.split_off(GROUPS_LISTED);
             let kpi = rest.iter().fold(Kpi::default(), |sum, one| sum.plus(&one.kpi));
             // A site may be named `other` as well.
-            match listed.iter_mut().find(|one| one.label == OTHER) {
+            match listed.iter_mut().find(|one| one.label == OTHER && one.tenant.is_none()) {
                 Some(other) => other.kpi = std::mem::take(&mut other.kpi).plus(&kpi),
-                None => listed.push(KpiGroup { label: OTHER.into(), kpi, codes: vec![] }),
+                None => listed.push(KpiGroup { label: OTHER.into(), tenant: None, kpi, codes: vec![] }),
             }
         }
         listed
@@ -219,7 +253,7 @@ mod tests {
         for label in ["1", "2", "3"] {
             groups.add(label.into(), String::new(), &Kpi { delivered: 2, ..Kpi::default() });
         }
-        let listed = groups.renamed(|label| if label == "3" { "b".into() } else { "a".into() }).busiest();
+        let listed = groups.renamed(|label| if label == "3" { "b" } else { "a" }.to_owned().into()).busiest();
         let told: Vec<(&str, i64)> = listed.iter().map(|one| (one.label.as_str(), one.kpi.delivered)).collect();
         assert_eq!(told, [("a", 4), ("b", 2)]);
     }

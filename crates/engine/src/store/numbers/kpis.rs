@@ -8,7 +8,7 @@ use postcommit::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::db::{DbError, Row, Value};
-use crate::store::numbers::groups::{DELETED, Groups, KpiGroup, KpiGrouping};
+use crate::store::numbers::groups::{DELETED, GroupName, Groups, KpiGroup, KpiGrouping};
 use crate::store::numbers::rollups::of_tenant;
 use crate::store::queue::row::first_due;
 use crate::store::{ClosedCount, Store};
@@ -164,6 +164,7 @@ impl Store {
         let groups = match by {
             None => vec![],
             Some(KpiGrouping::Provider) => self.name_lanes(groups, tenant).await?.busiest(),
+            Some(KpiGrouping::Tenant) => self.name_tenants(groups, tenant).await?.busiest(),
             Some(_) => groups.busiest(),
         };
         let (interval_s, stuck_after_s) = (interval.as_secs(), stuck_after.as_secs());
@@ -217,19 +218,30 @@ impl Store {
         Ok(())
     }
 
-    /// Replaces lane numbers with the names of their providers. Providers with the same name in several tenants form
-    /// one group.
+    /// Replaces lane numbers with the names of their providers. Over all tenants a group also has its tenant's name,
+    /// because two tenants may use the same name for their providers.
     async fn name_lanes(&self, groups: Groups, tenant: Option<i32>) -> Result<Groups, DbError> {
-        let sql = format!("SELECT p.id, p.name FROM postcommit.provider p WHERE true {}", of_tenant("p", tenant, 1));
+        let sql = format!(
+            "SELECT p.id, p.name, t.name
+             FROM postcommit.provider p
+             JOIN postcommit.tenant t ON t.id = p.tenant
+             WHERE true {}",
+            of_tenant("p", tenant, 1)
+        );
         let rows = self.db.query(&sql, tenant.map(Value::from).into_iter().collect()).await?;
-        let named = |row: &Row| Some((row.get::<i32>(0).ok()?, row.get::<String>(1).ok()?));
-        let names: BTreeMap<i32, String> = rows.iter().filter_map(named).collect();
-        // A label that is not a number is not a lane: it is empty or stands for the remaining groups.
-        let name = |label: &str| match label.parse() {
-            Ok(lane) => names.get(&lane).map_or(DELETED, String::as_str).to_owned(),
-            Err(_) => label.to_owned(),
+        let named = |row: &Row| {
+            let owner = if tenant.is_none() { row.get::<Option<String>>(2).ok()? } else { None };
+            Some((row.get::<i32>(0).ok()?, GroupName { label: row.get(1).ok()?, tenant: owner }))
         };
-        Ok(groups.renamed(name))
+        Ok(groups.renamed(named_by(rows.iter().filter_map(named).collect())))
+    }
+
+    /// Replaces tenants' numbers with their names.
+    async fn name_tenants(&self, groups: Groups, tenant: Option<i32>) -> Result<Groups, DbError> {
+        let sql = "SELECT t.id, t.name FROM postcommit.tenant t WHERE t.id = coalesce($1, t.id)";
+        let rows = self.db.query(sql, vec![tenant.into()]).await?;
+        let named = |row: &Row| Some((row.get::<i32>(0).ok()?, row.get::<String>(1).ok()?.into()));
+        Ok(groups.renamed(named_by(rows.iter().filter_map(named).collect())))
     }
 
     /// Returns the statements for the KPIs. A test checks their plans. Their parameters are times, followed by the
@@ -239,6 +251,15 @@ impl Store {
     pub fn kpi_statements(tenant: Option<i32>, by: Option<KpiGrouping>) -> [(&'static str, String); 3] {
         let of = KpiScope { tenant, by };
         [("queue", queue(of)), ("parked", parked(of)), ("ended", ended(of))]
+    }
+}
+
+/// Returns the name of the group that has a number as its label. A label that is not a number stays: it is empty or
+/// stands for the remaining groups.
+fn named_by(names: BTreeMap<i32, GroupName>) -> impl Fn(&str) -> GroupName {
+    move |label| match label.parse::<i32>() {
+        Ok(number) => names.get(&number).cloned().unwrap_or_else(|| DELETED.to_owned().into()),
+        Err(_) => label.to_owned().into(),
     }
 }
 

@@ -61,20 +61,21 @@ impl ActArgs {
         let filter = self.which.filter(store).await?;
         let tenant = filter.tenant;
         let mut draft = acts::job(act, filter, false, self.how.pace_per_s).map_err(|error| match error {
-            FilterError::NotParked(_) => usage(&format!("--state {error}")),
+            FilterError::NotParked(_) | FilterError::NotRetriable(_) => usage(&format!("--state {error}")),
             FilterError::Stuck | FilterError::Empty => usage(&error.to_string()),
         })?;
+        let done = if draft.brings_forward() { "brought forward" } else { done(act) };
         let counted = store.count_for_job(tenant, &draft).await?;
         if self.how.dry_run {
             let mut counts = json!(counted);
             counts["kind"] = json!(act);
-            output::one(format, &counts, |_| will("would be", act, counted));
+            output::one(format, &counts, |_| will("would be", done, counted));
             return Ok(Exit::Ok);
         }
         if counted.total == 0 && counted.left_out > 0 {
             draft.unclear = consent(counted.left_out)?;
         } else if counted.total > 0 && !self.how.yes {
-            cli::confirm(&will("will be", act, counted), " (--dry-run only counts)")?;
+            cli::confirm(&will("will be", done, counted), " (--dry-run only counts)")?;
         }
         let job = store.create_job(tenant, &draft).await?;
         if self.how.no_wait {
@@ -106,13 +107,13 @@ fn consent(left_out: i64) -> Result<bool, Failure> {
 }
 
 /// What an act by filter does, in words: how many, and how many it leaves out.
-fn will(verb: &str, act: Act, counted: JobCount) -> String {
+fn will(verb: &str, done: &str, counted: JobCount) -> String {
     let least = if counted.is_exact { "" } else { "at least " };
     let left_out = match counted.left_out {
         0 => String::new(),
         some => format!("; {least}{some} that may have arrived {verb} left out (--unclear selects them)"),
     };
-    format!("{least}{} {verb} {}{left_out}", counted.total, done(act))
+    format!("{least}{} {verb} {done}{left_out}", counted.total)
 }
 
 /// Acts on each id, prints the results, and exits by how many succeeded. A retry of what may have arrived needs

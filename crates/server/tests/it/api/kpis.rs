@@ -45,7 +45,7 @@ on_both! {
                 assert_eq!(counts(one), *count, "{by} {label}");
                 assert!(one["stuck"] == 0 && one["oldest_pending_s"] == 0 && one["failed"].is_number(), "{one}");
             }
-            let by_hand: Value = serde_json::from_str(&app.installation.run(&["kpis", "--by", by, "-o", "json"])).unwrap();
+            let by_hand: Value = serde_json::from_str(&app.installation.run(&["kpis", "--by", by, "--tenant", "default", "-o", "json"])).unwrap();
             assert_eq!(by_hand["groups"], kpis["groups"]);
             let shown = app.installation.run(&["kpis", "--by", by]);
             assert!(shown.starts_with(&by.to_uppercase()) && shown.contains("first due more than 600 s ago"), "{shown}");
@@ -57,5 +57,43 @@ on_both! {
         let plain = client.get("/v1/kpis").expect(200).json();
         assert!(plain["by"].is_null() && plain["groups"].is_null(), "{plain}");
         refused(client.get("/v1/kpis?by=colour"), 422, Some("by"));
+    }
+
+    fn kpis_over_all_tenants_tell_the_tenants_apart(kind) {
+        let app = App::at_rest(kind);
+        app.create_tenant("hotel");
+        for tenant in ["default", "hotel"] {
+            app.create_capture(tenant, "mail", "no");
+            let client = app.client(tenant, &["enqueue"]);
+            let to = json!([{"email": "a@example.com"}]);
+            app.enqueue(&client, &json!({"event_type": "yes", "recipients": to}));
+            if tenant == "hotel" {
+                app.enqueue(&client, &json!({"event_type": "no", "recipients": to}));
+            }
+        }
+        app.pass();
+        let kpis = app.ops().get("/v1/kpis?by=tenant").expect(200).json();
+        assert_eq!(counts(group(&kpis, "default")), [1, 0, 0], "{kpis}");
+        assert_eq!(counts(group(&kpis, "hotel")), [1, 1, 0], "{kpis}");
+        let kpis = app.ops().get("/v1/kpis?by=provider").expect(200).json();
+        let of = |tenant: &str| {
+            let mail = |one: &&Value| one["label"] == "mail" && one["tenant"] == tenant;
+            counts(kpis["groups"].as_array().unwrap().iter().find(mail).unwrap_or_else(|| panic!("{kpis}")))
+        };
+        assert_eq!((of("default"), of("hotel")), ([1, 0, 0], [1, 1, 0]));
+        // One tenant sees itself, and a label of its own needs no tenant.
+        let hotel = app.client("hotel", &["read"]);
+        let own = hotel.get("/v1/kpis?by=tenant").expect(200).json();
+        assert_eq!((own["groups"].as_array().unwrap().len(), counts(group(&own, "hotel"))), (1, [1, 1, 0]));
+        let own = hotel.get("/v1/kpis?by=provider").expect(200).json();
+        assert!(group(&own, "mail")["tenant"].is_null(), "{own}");
+        // On the command line a column names the tenant, where there are several.
+        let shown = app.installation.run(&["kpis", "--by", "provider"]);
+        let titles: Vec<&str> = shown.lines().next().unwrap().split_whitespace().collect();
+        assert_eq!(titles[..3], ["PROVIDER", "TENANT", "PENDING"], "{shown}");
+        let shown = app.installation.run(&["kpis", "--by", "provider", "--tenant", "hotel"]);
+        assert!(!shown.contains("TENANT"), "{shown}");
+        let shown = app.installation.run(&["kpis", "--by", "tenant"]);
+        assert!(shown.starts_with("TENANT") && shown.contains("\nhotel "), "{shown}");
     }
 }

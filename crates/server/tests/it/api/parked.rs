@@ -77,6 +77,34 @@ on_both! {
         }
     }
 
+    fn a_retry_by_the_state_retrying_brings_deliveries_forward(kind) {
+        let app = App::at_rest(kind);
+        let settings = json!({"fail_on": "transient=again"});
+        let draft = json!({"name": "flaky", "driver": "capture", "channel": "*", "settings": settings});
+        let _ = app.ops().post("/v1/providers", &draft).expect(201);
+        let client = app.client("default", &["enqueue", "operate"]);
+        let to = json!([{"provider": "flaky", "address": "a@example.com"}]);
+        let id = app.enqueue(&client, &json!({"event_type": "again", "recipients": to}));
+        app.pass();
+        app.pass();
+        let attempts = || app.story(&id)["deliveries"][0]["attempts"].clone();
+        assert_eq!(attempts(), 1, "it waits");
+        let retry = |more: Value| {
+            let mut body = json!({"filter": {"state": "retrying"}});
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            client.post("/v1/deliveries/retry", &body)
+        };
+        let counted = retry(json!({"dry_run": true})).expect(200).json();
+        assert_eq!((&counted["kind"], &counted["total"], &counted["left_out"]), (&json!("retry"), &json!(1), &json!(0)));
+        let job = retry(json!({"pace_per_s": 50})).expect(202).json();
+        assert_eq!((&job["kind"], &job["filter"], &job["total"]), (&json!("retry"), &json!({"state": ["retrying"]}), &json!(1)));
+        // The pass runs the job first.
+        app.pass();
+        assert_eq!((client.get(&format!("/v1/jobs/{}", text(&job, "id"))).expect(200).json()["done"].clone(), attempts()), (json!(1), json!(2)));
+        refused(client.post("/v1/deliveries/discard", &json!({"filter": {"state": "retrying"}})), 422, Some("filter.state"));
+        refused(client.post("/v1/deliveries/retry", &json!({"filter": {"state": "retrying,parked"}})), 422, Some("filter.state"));
+    }
+
     fn b7_an_action_by_filter_is_a_job_that_reports_its_progress(kind) {
         let mut app = App::at_rest(kind);
         let (client, receiver) = (app.client("default", &["enqueue", "operate"]), SwitchableReceiver::start());

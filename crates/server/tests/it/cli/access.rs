@@ -1,8 +1,10 @@
 //! PostgreSQL databases as commands see them: their encoding, their roles, and which other logins may connect.
 
-use postcommit_testkit::{Child, Postgres, TestDatabase, TestLogin};
+use postcommit_testkit::{Child, HttpClient, Postgres, TestDatabase, TestLogin};
+use serde_json::json;
 
 use super::Shell;
+use crate::api::app::{address, refused};
 use crate::installation::Kind;
 
 /// Runs a future that prepares the cluster.
@@ -64,6 +66,41 @@ fn roles_made_by_a_superuser_are_reported_and_the_owner_of_the_schema_still_enqu
     assert!(said.contains("an application that only enqueues needs: GRANT postcommit_producer_"), "{said}");
     owner.enqueue("booking.confirmed", &[]);
     assert_eq!(owner.run(&["migrate", "-o", "json"]).ends(0).json()["granted"].as_array().unwrap().len(), 0);
+    drop(database);
+}
+
+#[test]
+fn the_api_says_so_when_the_database_takes_the_rights_of_its_login_away() {
+    let app: TestLogin = wait(Postgres::shared().login(""));
+    let database = wait(postcommit_testkit::database());
+    let admin = on(&database);
+    let roles = admin.run(&["migrate", "--roles", "-o", "json"]).ends(0).json();
+    let worker = roles["roles"][2].as_str().unwrap();
+    wait(Postgres::shared().execute(&format!("GRANT {worker} TO {}", app.name())));
+    let made = admin.run(&["keys", "create", "all", "--scope", "enqueue,read,operate", "-o", "json"]).ends(0).json();
+    let login = on(&database).with("POSTCOMMIT_DATABASE_URL", &database.url_as(app.name()));
+    let server = Child::spawn(login.command(&["serve", "--role", "api"]));
+    let client = HttpClient::new(address(&server)).key(made["token"].as_str().unwrap());
+    let note =
+        |key: &str| json!({"event_type": "a", "idempotency_key": key, "recipients": [{"email": "a@example.com"}]});
+    let _ = client.post("/v1/notifications", &note("before")).expect(202);
+    wait(Postgres::shared().execute(&format!("REVOKE {worker} FROM {}", app.name())));
+    for answer in [
+        client.get("/v1/deliveries"),
+        client.get("/v1/kpis"),
+        client.post("/v1/notifications", &note("after")),
+        client.post("/v1/deliveries/retry", &json!({"filter": {"state": "parked"}})),
+    ] {
+        let problem = refused(answer, 503, None);
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(detail.contains("refuses the server's login") && detail.contains("`postcommit doctor`"), "{problem}");
+        assert!(detail.contains("`postcommit migrate --roles`") && !detail.contains("permission denied"), "{problem}");
+    }
+    let batch = client.post("/v1/notifications/batch", &json!({"notifications": [note("after")]})).expect(200).json();
+    assert!(batch["results"][0].to_string().contains("refuses the server's login"), "{batch}");
+    wait(Postgres::shared().execute(&format!("GRANT {worker} TO {}", app.name())));
+    let _ = client.post("/v1/notifications", &note("after")).expect(202);
+    drop(server);
     drop(database);
 }
 

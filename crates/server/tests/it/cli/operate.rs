@@ -261,6 +261,9 @@ on_both! {
             (vec!["deliveries", "retry"], "give the ids of deliveries, or a filter"),
             (vec!["deliveries", "retry", &id, "--channel", "email"], "either ids or a filter"),
             (vec!["deliveries", "discard", "--state", "sent", "--yes"], "only parked deliveries"),
+            (vec!["deliveries", "discard", "--state", "retrying", "--yes"], "only parked deliveries"),
+            (vec!["deliveries", "retry", "--state", "sent", "--yes"], "either of parked or of retrying deliveries"),
+            (vec!["deliveries", "retry", "--state", "parked,retrying", "--yes"], "is parked,retrying; a retry is either"),
             (vec!["deliveries", "discard", "--state", "parked", "--yes", "--pace-per-s", "0"], "--pace-per-s"),
         ] {
             let ran = shell.run(&arguments).ends(2);
@@ -268,6 +271,27 @@ on_both! {
         }
         shell.run(&["deliveries", "discard", "--tenant", "nobody", "--yes"]).ends(3);
         assert_eq!(parked(&shell), 1);
+    }
+
+    fn retrying_deliveries_are_brought_forward(kind) {
+        let shell = Shell::ready_on(kind).with("POSTCOMMIT_CAPTURE_FAIL_ON", "transient=again,permanent=p");
+        let waiting = format!("{}.1", shell.enqueue("again", &[]));
+        park(&shell, "p", 1);
+        let attempts = || {
+            let shown = shell.run(&["deliveries", "show", &waiting, "-o", "json"]).ends(0).json();
+            shown["attempt_log"].as_array().unwrap().len()
+        };
+        shell.dispatch();
+        assert_eq!(attempts(), 1, "it waits for its second attempt");
+        let filter = ["deliveries", "retry", "--state", "retrying", "--event-type", "again"];
+        let ran = shell.run(&[&filter[..], &["--dry-run"]].concat()).ends(0);
+        assert_eq!(ran.stdout.trim(), "1 would be brought forward");
+        let ran = shell.run(&[&filter[..], &["--yes"]].concat()).ends(0);
+        assert!(ran.stdout.contains("retry done") && ran.stdout.contains("state=retrying"), "{}", ran.stdout);
+        shell.dispatch();
+        assert_eq!((attempts(), parked(&shell)), (2, 1), "tried now, and what is parked stays so");
+        let audit = shell.run(&["audit", "--action", "delivery.bring_forward", "-o", "json"]).ends(0).json();
+        assert_eq!((audit.as_array().unwrap().len(), &audit[0]["subject"]), (1, &json!(waiting)));
     }
 
     fn c11_the_notifications_of_an_entity_are_resent(kind) {

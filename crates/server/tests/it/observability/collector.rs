@@ -146,3 +146,22 @@ fn spans_that_the_collector_rejects_are_logged_and_counted_as_dropped() {
     assert!(metric(&address, "postcommit_spans_exported_total") > 0);
     stop(&server);
 }
+
+/// Whether the collector took the spans is not known, so they count neither as exported nor as dropped.
+#[test]
+fn an_answer_that_cannot_be_read_counts_its_spans_as_unknown() {
+    let long = json!({"partialSuccess": {"rejectedSpans": "1", "errorMessage": "x".repeat(2_000_000)}}).to_string();
+    for (body, reason) in [(long, "is longer than 65536 bytes"), ("accepted".to_owned(), "is not OTLP in JSON")] {
+        let collector = HttpServer::start(move |_| Reply::ok().with_body(body.clone()));
+        let shell = traced(&collector);
+        let (server, address) = serve(&shell);
+        shell.enqueue("a", &["--wait"]);
+        let said = server.wait_for_line("the OTLP collector may have rejected spans");
+        assert!(said.contains(reason), "{said}");
+        assert!(metric(&address, "postcommit_spans_unknown_total") > 0);
+        for known in ["postcommit_spans_exported_total", "postcommit_spans_dropped_total"] {
+            assert_eq!(metric(&address, known), 0, "{said}");
+        }
+        stop(&server);
+    }
+}
