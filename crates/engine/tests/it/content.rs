@@ -1,6 +1,7 @@
 //! What is said and to whom, from enqueue to the captured message, on both databases.
 
 mod addressed;
+mod held;
 mod parts;
 mod resent;
 mod send_keys;
