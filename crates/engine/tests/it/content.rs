@@ -6,6 +6,7 @@ mod parts;
 mod resent;
 mod send_keys;
 mod templated;
+mod unsubscribed;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
