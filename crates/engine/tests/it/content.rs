@@ -2,6 +2,7 @@
 
 mod addressed;
 mod held;
+mod hostile;
 mod parts;
 mod resent;
 mod send_keys;
