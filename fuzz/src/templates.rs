@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use postcommit_channel::template::{Compiled, FlatPayload, Input, Missing, Note, Source, limits, text_of_html};
+use postcommit_channel::template::{Compiled, FlatPayload, Input, Missing, NO_PUBLIC_URL, Note, Source, limits, text_of_html};
 use serde_json::json;
 
 /// The tag in a hostile value. It may never be found in HTML; templates that could spell it are passed over.
@@ -32,7 +32,7 @@ fuzz_target!(|bytes: &[u8]| {
         "l": [1, "two", {"a": HOSTILE}, ["x"]], "m": {"a": HOSTILE, "b": [1, 2]}, "u": "javascript:x"
     }));
     let note = Note { event_type: "a.b", title: Some(HOSTILE), ..Note::default() };
-    let input = Input { payload: &payload, note, user: None, language: Some("de"), time_zone: Some("Asia/Kolkata") };
+    let input = Input { payload: &payload, note, user: None, language: Some("de"), time_zone: Some("Asia/Kolkata"), unsubscribe_url: Err(NO_PUBLIC_URL) };
     let _ = compiled.address(&input);
     let Ok((content, warnings)) = compiled.render(&input) else { return };
     assert!(warnings.len() <= limits::WARNINGS);

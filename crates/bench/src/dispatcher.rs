@@ -28,7 +28,7 @@ const LOOK: Duration = Duration::from_millis(1);
 const PATIENCE: Duration = Duration::from_secs(60);
 const WARM_UP: u64 = 2000;
 /// The tenant `default`, which the migration creates first.
-const TENANT: i32 = 1;
+pub const TENANT: i32 = 1;
 
 /// A dispatcher that runs until it is finished or dropped.
 pub struct RunningDispatcher {
@@ -100,6 +100,7 @@ fn tools(bench: &Bench, store: &Store) -> Tools {
         egress,
         keys: bench.workspace.keys(),
         capture_fail_on: FailOn::default(),
+        public_url: String::new(),
         settings,
         kpi: KpiSettings::default(),
         metrics: Metrics::default(),

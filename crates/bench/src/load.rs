@@ -28,6 +28,8 @@ pub struct Load {
     pub recipients: String,
     /// The priority, 0 to 9.
     pub priority: u8,
+    /// Whether each notification is about an entity of its own.
+    has_entity: bool,
     /// The beginning of every key.
     prefix: String,
 }
@@ -45,6 +47,7 @@ impl Load {
             event_type: "bench.booking",
             recipients: format!("[{{\"{channel}\":\"{address}\"}}]"),
             priority: 5,
+            has_entity: false,
             prefix: format!("{prefix:016x}"),
         }
     }
@@ -57,6 +60,21 @@ impl Load {
         Self { priority, ..self }
     }
 
+    /// Events that name no recipient; a template does. Each is about an entity of its own.
+    pub fn to_template() -> Self {
+        Self { recipients: "[]".to_owned(), has_entity: true, ..Self::captured() }
+    }
+
+    /// The same kind of notification with other keys and entities.
+    pub fn again(&self) -> Self {
+        Self { prefix: Self::captured().prefix, ..self.clone() }
+    }
+
+    /// The entity of notification `i`.
+    fn entity(&self, i: u64) -> Option<String> {
+        self.has_entity.then(|| format!("booking:{}:{i}", self.prefix))
+    }
+
     /// The key of notification `i`.
     pub fn key(&self, i: u64) -> String {
         format!("bench:{}:{i}", self.prefix)
@@ -64,8 +82,9 @@ impl Load {
 
     /// Notification `i` as JSON.
     pub fn one(&self, i: u64) -> String {
+        let entity = self.entity(i).map(|entity| format!("\"entity\":\"{entity}\",")).unwrap_or_default();
         format!(
-            "{{\"event_type\":\"{}\",\"payload\":{},\"idempotency_key\":\"{}\",\"recipients\":{},\"priority\":{}}}",
+            "{{{entity}\"event_type\":\"{}\",\"payload\":{},\"idempotency_key\":\"{}\",\"recipients\":{},\"priority\":{}}}",
             self.event_type,
             payload(i),
             self.key(i),
@@ -139,10 +158,11 @@ impl Load {
     /// Enqueues notification `i` by an insert into the view.
     pub fn insert_sqlite(&self, connection: &rusqlite::Connection, i: u64) -> rusqlite::Result<()> {
         let sql = "\
-            INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, recipients, priority)
-            VALUES (?1, ?2, ?3, ?4, ?5)";
+            INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, recipients, priority, entity)
+            VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
         let mut statement = connection.prepare_cached(sql)?;
-        statement.execute((self.event_type, payload(i), self.key(i), &self.recipients, self.priority)).map(drop)
+        let entity = self.entity(i);
+        statement.execute((self.event_type, payload(i), self.key(i), &self.recipients, self.priority, entity)).map(drop)
     }
 }
 

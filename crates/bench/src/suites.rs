@@ -7,10 +7,12 @@ mod enqueue;
 mod growth;
 mod http;
 mod latency;
+mod lists;
 mod memory;
 mod pinned;
 mod processes;
 mod sqlite;
+mod templates;
 mod tenants;
 mod webhook;
 
@@ -29,8 +31,10 @@ pub const ALL: &[SuiteSpec] = &[
     pinned::SUITE,
     doorbell::SUITE,
     memory::SUITE,
+    lists::SUITE,
     webhook::SUITE,
     sqlite::SUITE,
+    templates::SUITE,
     http::SUITE,
     processes::SUITE,
     tenants::SUITE,

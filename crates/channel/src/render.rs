@@ -20,6 +20,22 @@ pub struct Content {
     pub action_url: Option<String>,
     /// Additional data for this channel only, as JSON.
     pub data: Option<Box<RawValue>>,
+    /// The link by which the recipient stops such messages, if the message shows it. A mail has it in its header as
+    /// well: [`Content::mail_headers`].
+    pub unsubscribe_url: Option<String>,
+}
+
+impl Content {
+    /// The names and values of the headers by which mail programs unsubscribe with one click (RFC 8058). Empty if the
+    /// message shows no link for it.
+    #[must_use]
+    pub fn mail_headers(&self) -> Vec<(&'static str, String)> {
+        let headers = |url: &String| {
+            let one_click = "List-Unsubscribe=One-Click".to_owned();
+            vec![("List-Unsubscribe", format!("<{url}>")), ("List-Unsubscribe-Post", one_click)]
+        };
+        self.unsubscribe_url.as_ref().map(headers).unwrap_or_default()
+    }
 }
 
 /// Renders a notification for one of its deliveries. The title and the body are used as they were enqueued.
@@ -30,6 +46,7 @@ pub fn render(note: &StoredNotification, facts: &Facts) -> Content {
         html: None,
         action_url: note.action_url.clone(),
         data: note.data.as_deref().and_then(|data| data_for(facts.channel(), data)),
+        unsubscribe_url: None,
     }
 }
 

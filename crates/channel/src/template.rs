@@ -30,6 +30,7 @@ mod translate;
 mod values;
 
 pub use compiled::Compiled;
+pub use dates::check_time_zone;
 pub use payload::{Ambiguous, FlatPayload, default_address, flat_name};
 pub use plain::text_of_html;
 
@@ -80,6 +81,11 @@ pub const DATE_FORMAT: &str = "%d-%b-%Y";
 
 /// The time zone when none is set.
 pub const TIME_ZONE: &str = "UTC";
+
+/// Why a message has no unsubscribe link: the server does not know its own URL.
+pub const NO_PUBLIC_URL: &str = "the setting api.public_url is empty";
+/// Why a message has no unsubscribe link: nobody can opt out of it.
+pub const IS_MANDATORY: &str = "the event type is mandatory";
 
 /// The layouts that are shipped, by name. A tenant's own layout of the same name replaces one.
 pub const LAYOUTS: [(&str, &str); 1] = [("mail", include_str!("template/mail.html"))];
@@ -221,6 +227,9 @@ pub struct Input<'a> {
     pub language: Option<&'a str>,
     /// The time zone of the recipient. `None`, or a name that is unknown: that of the template.
     pub time_zone: Option<&'a str>,
+    /// The link by which the recipient stops such messages, read as `unsubscribe_url`; or why there is none, such as
+    /// [`NO_PUBLIC_URL`].
+    pub unsubscribe_url: Result<&'a str, &'static str>,
 }
 
 /// A place in a template, where it can be found: from 1.

@@ -9,6 +9,7 @@
 //! - `batch`: a claimed batch of one lane, until its deliveries are expanded or sent;
 //! - `expander`: turns notifications into deliveries; `lookup`: reads users and lists; `content`: which templates are;
 //! - `attempt`: the pipeline of one delivery; `templates`: compiled versions, and the threads that render;
+//! - `links`: signs the unsubscribe links of a batch;
 //! - `settler`: writes the results of all lanes in batches; sends stop when too many results wait to be written;
 //! - `parked_log`: the log line of a parked delivery;
 //! - `leases`: the leases of this process, renewed while they are in use;
@@ -31,6 +32,7 @@ mod hosts;
 mod jobs;
 mod lanes;
 mod leases;
+mod links;
 mod local_close;
 mod lookup;
 mod outage;
@@ -104,6 +106,9 @@ pub struct Tools {
     pub keys: KeySource,
     /// Which sends the capture driver fails on purpose. Set by an environment variable.
     pub capture_fail_on: FailOn,
+    /// The URL of the server for people, without a slash at its end. Empty if it is not set; templates then have no
+    /// unsubscribe links.
+    pub public_url: String,
     /// The section `[dispatch]` of the settings.
     pub settings: DispatchSettings,
     /// After how long a delivery counts as stuck, and how long roll-ups are kept.

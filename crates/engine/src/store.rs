@@ -156,7 +156,7 @@ impl Store {
 
     /// The PostgreSQL statements of the hot path, for a test that checks their plans.
     #[doc(hidden)]
-    pub fn hot_statements() -> [(&'static str, &'static str); 17] {
+    pub fn hot_statements() -> [(&'static str, &'static str); 18] {
         [
             ("claim", &queue::claim::CLAIM_POSTGRES),
             ("claim_searching", &queue::due_lanes::CLAIM_SEARCHING_POSTGRES),
@@ -168,6 +168,7 @@ impl Store {
             ("load_of_many", &notifications::LOAD_OF_MANY_POSTGRES),
             ("expand", &queue::expand::EXPAND_POSTGRES),
             ("expand_once", &queue::expand::EXPAND_ONCE_POSTGRES),
+            ("expand_held", &queue::expand::EXPAND_HELD_POSTGRES),
             ("expand_part", &queue::expand::EXPAND_PART_POSTGRES),
             ("announce", queue::claim::INTENT_POSTGRES),
             ("renew", queue::claim::RENEW_POSTGRES),

@@ -67,6 +67,12 @@ impl Unsubscribe {
         }
     }
 
+    /// The link on the server with this URL, signed with the tenant's key.
+    #[must_use]
+    pub fn url(&self, server: &str, key: &[u8]) -> String {
+        format!("{}/u/{}", server.trim_end_matches('/'), self.sign(key))
+    }
+
     /// The token of the link.
     pub async fn token(&self, store: &Store) -> Result<String, DbError> {
         let key = store.inbox_token_key_or(self.tenant, random()).await?;

@@ -1,6 +1,6 @@
 //! `memory`: the memory of a `serve` process while it drains a short and a long backlog.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use postcommit_channel::clock;
 use postcommit_server::output::Exit;
@@ -34,9 +34,24 @@ const KNOWN: &str = "\
     MB. Tried without effect on the ratio: one arena for all threads (23 against 16 MB), trimming early";
 
 /// Peak resident memory in MB, and resident memory over time.
-struct MemoryUse {
-    peak: f64,
-    over_time: Vec<(f64, f64)>,
+#[derive(Default)]
+pub(super) struct MemoryUse {
+    pub(super) peak: f64,
+    pub(super) over_time: Vec<(f64, f64)>,
+}
+
+impl MemoryUse {
+    /// Waits a moment and reads the memory of a server that has run since `started`.
+    pub(super) async fn look(&mut self, server: &ServeProcess, started: Instant) -> Result<(), Failure> {
+        tokio::time::sleep(LOOK).await;
+        let resident = server
+            .memory("VmRSS")
+            .ok_or_else(|| Failure::new(Exit::Failed, "cannot read the memory of a process in /proc"))?;
+        self.over_time.push((clock::monotonic().duration_since(started).as_secs_f64(), resident / 1e6));
+        // The kernel's high-water mark, because a peak could fall between two reads.
+        self.peak = self.peak.max(server.memory("VmHWM").unwrap_or(resident) / 1e6);
+        Ok(())
+    }
 }
 
 async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
@@ -70,15 +85,9 @@ async fn hold(bench: &Bench, backlog: u64) -> Result<MemoryUse, Failure> {
     bench.progress.step(format!("serving a backlog of {backlog}"));
     let server = ServeProcess::start(bench).await?;
     let (started, span) = (clock::monotonic(), bench.span(SPAN).max(Duration::from_secs(1)));
-    let mut held = MemoryUse { peak: 0.0, over_time: vec![] };
+    let mut held = MemoryUse::default();
     while clock::monotonic().duration_since(started) < span {
-        tokio::time::sleep(LOOK).await;
-        let resident = server
-            .memory("VmRSS")
-            .ok_or_else(|| Failure::new(Exit::Failed, "cannot read the memory of a process in /proc"))?;
-        held.over_time.push((clock::monotonic().duration_since(started).as_secs_f64(), resident / 1e6));
-        // The kernel's high-water mark, because a peak could fall between two reads.
-        held.peak = held.peak.max(server.memory("VmHWM").unwrap_or(resident) / 1e6);
+        held.look(&server, started).await?;
     }
     server.stop().await?;
     Ok(held)

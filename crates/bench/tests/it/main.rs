@@ -125,9 +125,21 @@ fn on_sqlite_it_measures_in_a_file_of_its_own_and_removes_it() {
     std::fs::write(shell.path().join("app.db"), "not even a database").unwrap();
     let ran = bench(
         &shell,
-        &["enqueue", "sqlite", "enqueue", "tenants", "--database-url", "sqlite:app.db", "--html", "report.html"],
+        &[
+            "enqueue",
+            "sqlite",
+            "enqueue",
+            "templates",
+            "tenants",
+            "--database-url",
+            "sqlite:app.db",
+            "--html",
+            "report.html",
+        ],
     );
-    assert_eq!(ids(&ran), ["enqueue", "enqueue-batch", "P11 drain", "P11 group", "P14 p50", "P14 p99"]);
+    let measured =
+        ["enqueue", "enqueue-batch", "P11 drain", "P11 group", "templates", "templates entity", "P14 p50", "P14 p99"];
+    assert_eq!(ids(&ran), measured);
     assert_eq!(names(&shell), ["app.db", "report.html"]);
     assert_eq!(
         std::fs::read_to_string(shell.path().join("app.db")).unwrap(),
@@ -143,8 +155,8 @@ fn a_relative_path_is_resolved_for_child_processes() {
     let shell = Shell::empty();
     std::fs::create_dir(shell.path().join("sub")).unwrap();
     for url in ["sqlite:app.db", "sqlite:sub/app.db"] {
-        let ran = bench(&shell, &["binary", "memory", "--database-url", url]);
-        assert_eq!(ids(&ran), ["P13 size", "P13 start", "P9 growth", "P9 total"]);
+        let ran = bench(&shell, &["binary", "memory", "lists", "--database-url", url]);
+        assert_eq!(ids(&ran), ["P13 size", "P13 start", "P9 growth", "P9 total", "lists growth", "lists rate"]);
         let folder = shell.path().join(url.trim_start_matches("sqlite:")).parent().unwrap().canonicalize().unwrap();
         let database = ran.json()["database"].as_str().unwrap().to_owned();
         assert!(database.ends_with(&format!(", in {}", folder.display())), "{database}");
@@ -168,9 +180,13 @@ async fn on_postgresql_it_measures_in_a_database_of_its_own_and_drops_it() {
     assert!(psql.status.success(), "{psql:?}");
 
     let shell = Shell::empty();
-    let ran = bench(&shell, &["drain", "enqueue", "growth", "tenants", "--no-peers", "--database-url", &given.url]);
+    let ran = bench(
+        &shell,
+        &["drain", "enqueue", "growth", "lists", "templates", "tenants", "--no-peers", "--database-url", &given.url],
+    );
     let found = ids(&ran);
-    for id in ["P1", "P2", "wal", "P3", "P4", "P6 history", "P6 backlog", "P14 p50"] {
+    for id in ["P1", "P2", "wal", "P3", "P4", "P6 history", "P6 backlog", "lists growth", "templates entity", "P14 p50"]
+    {
         assert!(found.contains(&id.to_owned()), "{id}: {found:?}");
     }
     assert_eq!(benchmark_databases(&store).await, 0, "its own database and the leftover are dropped");

@@ -1,6 +1,7 @@
 //! The `capture` driver, for development and tests. It records the messages that it would have sent. It can be told to
 //! fail on purpose.
 
+use std::collections::BTreeMap;
 use std::fs::{Metadata, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -93,6 +94,9 @@ fn parse_rule(entry: &str) -> Result<Rule, String> {
     })?;
     Ok(Rule { mode: *mode, first, matching: matching.to_owned() })
 }
+
+/// The channel of mails.
+const EMAIL: &str = "email";
 
 const KEY_WINDOW: KeyWindow = KeyWindow::day(1..=315_360_000);
 
@@ -194,6 +198,9 @@ struct Sent<'a> {
     action_url: Option<&'a str>,
     payload: &'a RawValue,
     data: Option<&'a RawValue>,
+    /// Of a mail.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    headers: BTreeMap<&'static str, String>,
 }
 
 impl Capture {
@@ -214,6 +221,11 @@ impl Capture {
             action_url: content.action_url.as_deref(),
             payload: event.payload,
             data: content.data.as_deref(),
+            headers: if message.channel == EMAIL {
+                content.mail_headers().into_iter().collect()
+            } else {
+                BTreeMap::new()
+            },
         };
         let sent = serde_json::to_string(&sent).unwrap_or_default();
         if let Some(path) = self.settings.journal.clone() {

@@ -139,6 +139,24 @@ impl Delivery {
         let key = DeliveryKey { n: 1, ..self.key };
         Self { key, lane, facts: target.facts, ..self }
     }
+
+    /// The notification's only delivery in a row of its own, which takes over the lease of the notification's row.
+    pub fn held_for(self, lane: i32, target: Target) -> Self {
+        let key = DeliveryKey { n: 1, ..self.key };
+        Self {
+            key,
+            row: 1,
+            lane,
+            attempts: 0,
+            losses: 0,
+            seq: 0,
+            intent_stands: false,
+            unclear: false,
+            first_try_at: Some(self.leased_at),
+            facts: target.facts,
+            ..self
+        }
+    }
 }
 
 /// Where a delivery can stand.

@@ -20,8 +20,22 @@ use crate::render::Content;
 const STACK_BYTES: usize = 256 * 1024 * 1024;
 
 /// The fields of a notification that templates read by their bare names, as flat names.
-const NOTE_FIELDS: [&str; 10] =
-    ["id", "eventtype", "entity", "topic", "title", "body", "actionurl", "correlationid", "dueat", "createdat"];
+const NOTE_FIELDS: [&str; 11] = [
+    "id",
+    "eventtype",
+    "entity",
+    "topic",
+    "title",
+    "body",
+    "actionurl",
+    "correlationid",
+    "dueat",
+    "createdat",
+    UNSUBSCRIBE_URL,
+];
+
+/// The field that holds the unsubscribe link, as a flat name.
+const UNSUBSCRIBE_URL: &str = "unsubscribeurl";
 
 /// A version of a template, compiled. It renders the same input to the same bytes, on every machine.
 #[derive(Debug)]
@@ -35,6 +49,8 @@ pub struct Compiled {
     slots: Vec<Slot>,
     tags: Arc<[TagInfo]>,
     placeholders: Vec<Placeholder>,
+    /// Where the unsubscribe link is read first.
+    unsubscribe: Option<Placeholder>,
     warnings: Vec<Warning>,
     brand: FlatPayload,
     missing: Missing,
@@ -101,6 +117,12 @@ impl Compiled {
         self.placeholders.iter().filter(is_unknown).map(warning).take(limits::WARNINGS).collect()
     }
 
+    /// Whether the template may read the unsubscribe link.
+    #[must_use]
+    pub fn unsubscribes(&self) -> bool {
+        self.unsubscribe.is_some()
+    }
+
     /// The address of the part `to`, without spaces around it. `None`: there is no such part, or it gave nothing.
     /// Placeholders without a value give nothing here, whatever the setting.
     pub fn address(&self, input: &Input<'_>) -> Result<Option<String>, Failure> {
@@ -129,8 +151,25 @@ impl Compiled {
             html,
             action_url: input.note.action_url.map(str::to_owned),
             data,
+            unsubscribe_url: None,
         };
-        self.judged(content, &misses, &reading)
+        let link = self.reads_unsubscribe_url(input.payload).map(|at| (at, input.unsubscribe_url));
+        let (mut content, mut warnings) = self.judged(content, &misses, &reading)?;
+        match link {
+            Some((_, Ok(url))) => content.unsubscribe_url = Some(url.to_owned()),
+            Some((at, Err(why))) => warnings.push(no_unsubscribe_url(at, why)),
+            None => {}
+        }
+        Ok((content, warnings))
+    }
+
+    /// Where the template reads the unsubscribe link, unless the payload has a field of that name, which comes first.
+    fn reads_unsubscribe_url(&self, payload: &FlatPayload) -> Option<&Placeholder> {
+        let is_ours = |slot: &Slot| match slot.root {
+            Root::Payload => slot.flat == UNSUBSCRIBE_URL && payload.fields().get(UNSUBSCRIBE_URL).is_none(),
+            _ => is_unsubscribe_url(slot),
+        };
+        self.unsubscribe.as_ref().filter(|_| self.slots.iter().any(is_ours))
     }
 
     fn judged(&self, content: Content, misses: &[Miss], reading: &Reading) -> Result<(Content, Vec<Warning>), Failure> {
@@ -188,10 +227,14 @@ impl Compiled {
         let zone = input.time_zone.and_then(|name| dates::zone(name).ok()).unwrap_or_else(|| self.zone.clone());
         let language = input.language.map(str::to_owned);
         let manner = Arc::new(Manner { date_format: Arc::clone(&self.date_format), zone, language });
-        let note = LazyCell::new(|| note_fields(&input.note));
+        let note = LazyCell::new(|| note_fields(&input.note, input.unsubscribe_url.unwrap_or("")));
         let user = LazyCell::new(|| input.user.map(FlatPayload::from).unwrap_or_default());
         let find = |slot: &Slot| {
             let payload = input.payload.fields().get(&slot.flat);
+            if input.unsubscribe_url.is_err() && payload.is_none() && is_unsubscribe_url(slot) {
+                // Empty and not missing. A link may be empty only where the text counts as safe.
+                return Value::from_safe_string(String::new());
+            }
             match slot.root {
                 Root::Payload => payload.or_else(|| note.fields().get(&slot.flat)),
                 Root::Brand => self.brand.fields().get(&slot.rest).or(payload),
@@ -239,7 +282,7 @@ impl<'a> Draft<'a> {
         let data = source.data.as_ref().map(|data| self.data(data)).transpose()?;
         let parts = [&to, &subject, &text, &html].into_iter().flatten();
         let engine = self.engine(parts.chain(data.iter().flat_map(|(_, parts)| parts)))?;
-        let placeholders = self.placeholders();
+        let (placeholders, unsubscribe) = (self.placeholders(), self.unsubscribe());
         Ok(Compiled {
             engine,
             to,
@@ -250,6 +293,7 @@ impl<'a> Draft<'a> {
             slots: self.translator.names.slots,
             tags: self.translator.tags.into(),
             placeholders,
+            unsubscribe,
             warnings: self.translator.warnings,
             brand: FlatPayload::from(&source.brand),
             missing: source.missing,
@@ -325,6 +369,35 @@ impl<'a> Draft<'a> {
         }
         found.into_values().collect()
     }
+
+    /// Where the unsubscribe link is read first.
+    fn unsubscribe(&self) -> Option<Placeholder> {
+        let slots = &self.translator.names.slots;
+        self.translator.tags.iter().find_map(|tag| {
+            let is_link = |slot: usize| is_unsubscribe_url(&slots[slot]);
+            let read = tag.reads.iter().find(|read| read.slot.is_some_and(is_link))?;
+            Some(Placeholder { name: read.name.clone(), place: tag.place.clone() })
+        })
+    }
+}
+
+fn is_unsubscribe_url(slot: &Slot) -> bool {
+    match slot.root {
+        Root::Payload => slot.flat == UNSUBSCRIBE_URL,
+        Root::Notification => slot.rest == UNSUBSCRIBE_URL,
+        Root::Brand | Root::User => false,
+    }
+}
+
+fn no_unsubscribe_url(at: &Placeholder, why: &str) -> Warning {
+    let (name, place) = (at.name.clone(), at.place.clone());
+    Warning {
+        part: place.part,
+        line: Some(place.line),
+        column: Some(place.column),
+        message: format!("{name} is empty, because {why}"),
+        placeholder: Some(name),
+    }
 }
 
 fn check_sizes(source: &Source) -> Result<(), Problem> {
@@ -346,7 +419,7 @@ fn check_sizes(source: &Source) -> Result<(), Problem> {
     Ok(())
 }
 
-fn note_fields(note: &Note<'_>) -> FlatPayload {
+fn note_fields(note: &Note<'_>, unsubscribe_url: &str) -> FlatPayload {
     FlatPayload::from(&serde_json::json!({
         "id": note.id,
         "event_type": note.event_type,
@@ -358,6 +431,7 @@ fn note_fields(note: &Note<'_>) -> FlatPayload {
         "correlation_id": note.correlation_id,
         "due_at": note.due_at,
         "created_at": note.created_at,
+        "unsubscribe_url": unsubscribe_url,
     }))
 }
 

@@ -75,7 +75,15 @@ pub(super) fn check_format(format: &str) -> Result<(), String> {
 
 /// The time zone with this IANA name, from the data in this program: the same on every machine.
 pub(super) fn zone(name: &str) -> Result<TimeZone, String> {
-    TimeZone::get(name).map_err(|_| format!("{name:?} is no time zone; an example is Asia/Kolkata"))
+    TimeZone::get(name).map_err(|_| format!("{name:?} is not a time zone; write one such as Asia/Kolkata"))
+}
+
+/// Checks that a time zone is known to this program.
+///
+/// # Errors
+/// Names the value and an example.
+pub fn check_time_zone(name: &str) -> Result<(), String> {
+    zone(name).map(drop)
 }
 
 /// How dates and numbers are written in one rendering.

@@ -5,6 +5,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::render::Content;
 
+mod unsubscribed;
+
 /// The event of the acceptance tests of requirements C.
 fn event() -> Value {
     json!({
@@ -29,7 +31,7 @@ fn html(template: &str) -> Source {
 
 fn input(payload: &FlatPayload) -> Input<'_> {
     let note = Note { event_type: "booking.confirmed", title: Some("The title"), ..Note::default() };
-    Input { payload, note, user: None, language: None, time_zone: None }
+    Input { payload, note, user: None, language: None, time_zone: None, unsubscribe_url: Err(NO_PUBLIC_URL) }
 }
 
 fn render(source: &Source, payload: &Value) -> Result<(Content, Vec<Warning>), Failure> {

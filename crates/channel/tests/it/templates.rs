@@ -1,7 +1,9 @@
 //! Generated templates: whatever is written, nothing panics, the limits hold, and values are escaped in HTML.
 //! `scripts/fuzz-templates` does the same for as long as one likes.
 
-use postcommit_channel::template::{Compiled, FlatPayload, Input, Missing, Note, Source, limits, sms, text_of_html};
+use postcommit_channel::template::{
+    Compiled, FlatPayload, Input, Missing, NO_PUBLIC_URL, Note, Source, limits, sms, text_of_html,
+};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -101,7 +103,14 @@ fn check(source: &Source) -> Result<(), TestCaseError> {
     let Ok(compiled) = Compiled::new(source) else { return Ok(()) };
     let payload = FlatPayload::from(&payload());
     let note = Note { event_type: "a.b", title: Some(HOSTILE), ..Note::default() };
-    let input = Input { payload: &payload, note, user: None, language: Some("de"), time_zone: None };
+    let input = Input {
+        payload: &payload,
+        note,
+        user: None,
+        language: Some("de"),
+        time_zone: None,
+        unsubscribe_url: Err(NO_PUBLIC_URL),
+    };
     let _ = compiled.address(&input);
     let Ok((content, warnings)) = compiled.render(&input) else { return Ok(()) };
     prop_assert!(warnings.len() <= limits::WARNINGS);
@@ -150,7 +159,7 @@ proptest! {
     fn text_without_tags_is_rendered_as_it_is(text in "[^{\\pC]*") {
         let compiled = Compiled::new(&Source { text: Some(text.clone()), ..Source::default() }).unwrap();
         let payload = FlatPayload::default();
-        let input = Input { payload: &payload, note: Note::default(), user: None, language: None, time_zone: None };
+        let input = Input { payload: &payload, note: Note::default(), user: None, language: None, time_zone: None, unsubscribe_url: Err(NO_PUBLIC_URL) };
         prop_assert_eq!(compiled.render(&input).unwrap().0.text, Some(text));
     }
 

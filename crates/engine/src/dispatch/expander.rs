@@ -4,6 +4,8 @@
 //! A notification with a single target is sent and settled from its own row. This saves three steps: writing a row for
 //! the target, claiming that row, and reading the notification again (docs/decisions/0014).
 
+mod hold;
+
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +17,8 @@ use postcommit_channel::model::{
     Reason, StoredNotification, Target,
 };
 use tokio::sync::OwnedSemaphorePermit;
+
+use hold::Held;
 
 use super::attempt::{self, Waiting};
 use super::lanes::{self, Lane, Table};
@@ -44,6 +48,8 @@ enum Step {
     Expand(Expanded, Vec<Ended>),
     /// Send it from its own row. If the send cannot begin soon, write a row for its target.
     SendAtOnce(Arc<Lane>, Delivery),
+    /// Write the row of its only target under the same lease, and send it.
+    Hold(Arc<Lane>, Delivery, Box<Target>),
     /// Move the row into the lane of its provider.
     Enter(Lease, i32),
     /// Copy the members of its lists, to expand it in parts.
@@ -74,6 +80,8 @@ struct Ended {
 struct Sorted {
     /// Notifications that are sent from their own rows, by lane.
     sending: HashMap<i32, (Arc<Lane>, Vec<Claimed>)>,
+    /// Notifications whose only targets are sent as soon as their rows are written, by lane.
+    holding: HashMap<i32, (Arc<Lane>, Vec<Held>)>,
     writing: Vec<Step>,
     sought: Vec<Sought>,
 }
@@ -148,6 +156,16 @@ impl Sorted {
                 let ended = counted(crew, &note, &expanded);
                 self.writing.push(Step::Expand(expanded, ended));
             }
+            Step::Hold(lane, delivery, target) => {
+                let expanded = Expanded::new(Lease::of(&delivery), vec![(*target).clone()]);
+                let ended = counted(crew, &note, &expanded);
+                let claimed = (delivery.held_for(lane.provider.id, *target), note);
+                self.holding.entry(lane.provider.id).or_insert((lane, vec![])).1.push(Held {
+                    expanded,
+                    ended,
+                    claimed,
+                });
+            }
             Step::WritePart(part, _) => {
                 let ended = counted(crew, &note, &part.expanded);
                 self.writing.push(Step::WritePart(part, ended));
@@ -174,6 +192,9 @@ impl Sorted {
         for (lane, batch) in self.sending.into_values() {
             let (crew, held) = (crew.clone(), slots.as_mut().and_then(|slots| slots.split(batch.len())));
             tokio::spawn(async move { send_at_once(&crew, &lane, batch, clock, held).await });
+        }
+        for (lane, batch) in self.holding.into_values() {
+            hold::expand_and_send(crew, &lane, batch, clock).await;
         }
         write_all(crew, self.writing, clock.now()).await;
         self.sought
@@ -245,7 +266,9 @@ async fn write_all(crew: &Crew, steps: Vec<Step>, now: Timestamp) {
             Step::MakeInApp(delivery) => lacking.push(delivery),
             Step::Expand(one, ended) => expanded.push((one, ended)),
             Step::Enter(lease, lane) => entering.push((lease, lane)),
-            Step::SendAtOnce(..) | Step::Settle(_) | Step::LookUp(..) => unreachable!("sent or settled by now"),
+            Step::SendAtOnce(..) | Step::Hold(..) | Step::Settle(_) | Step::LookUp(..) => {
+                unreachable!("sent or settled by now")
+            }
         }
     }
     for chunk in chunks(expanded) {
@@ -419,7 +442,10 @@ fn expanded(
 ) -> Step {
     match expansion {
         Expansion::OneDelivery(target) => only_target(delivery, note, *target, table, now),
-        Expansion::Deliveries(targets) => expand(&delivery, targets, table),
+        Expansion::Deliveries(targets) => match hold::only(&delivery, targets, table, now) {
+            Ok((lane, only)) => Step::Hold(lane, delivery, only.into()),
+            Err(targets) => expand(&delivery, targets, table),
+        },
         Expansion::Parked { code, detail } => parked(&delivery, code, detail),
     }
 }

@@ -196,8 +196,13 @@ impl Table {
     /// It may not if the send must be announced, needs a longer lease or a permit, or would overtake waiting
     /// deliveries.
     pub fn may_send_at_once(&self, lane: &Lane, now: Timestamp) -> bool {
-        lane.provider.guarantee != Guarantee::AtMostOnce
-            && !lane.is_limited()
+        lane.provider.guarantee != Guarantee::AtMostOnce && self.may_keep_lease(lane, now)
+    }
+
+    /// Whether the only target of a notification may keep the lease under which it was expanded, and be sent without
+    /// another claim. It may not if the send needs a longer lease or a permit, or would overtake waiting deliveries.
+    pub fn may_keep_lease(&self, lane: &Lane, now: Timestamp) -> bool {
+        !lane.is_limited()
             && lane.is_open(now)
             && lease_of(&lane.provider, self.lease) == self.lease
             && !lane.backlog.load(Ordering::Relaxed)

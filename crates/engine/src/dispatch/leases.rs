@@ -32,6 +32,16 @@ impl Leases {
         held.extend(deliveries.iter().map(|d| (Lease::of(d).key, HeldLease { token: d.token, since, length })));
     }
 
+    /// Passes a lease on to another row, which has taken it over in the database.
+    pub fn pass_on(&self, from: &Lease, to: DeliveryKey) {
+        let mut held = self.lock();
+        if held.get(&from.key).is_some_and(|h| h.token == from.token)
+            && let Some(passed) = held.remove(&from.key)
+        {
+            held.insert(to, passed);
+        }
+    }
+
     pub fn release(&self, lease: &Lease) {
         self.release_all([lease]);
     }

@@ -11,10 +11,12 @@ use postcommit_channel::render::{Content, render};
 use postcommit_channel::template::{FlatPayload, Warning};
 
 use super::lanes::Lane;
+use super::links::Links;
 use super::parked_log::About;
 use super::settler::{Noted, unbegun};
 use super::templates::Versions;
 use super::{Claimed, Crew};
+use crate::db::DbError;
 use crate::store::{Lease, VersionKey};
 
 /// The rendered content of a delivery.
@@ -51,9 +53,8 @@ pub(super) async fn render_all(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, no
     if templated.is_empty() {
         return rendered;
     }
-    let wanted: BTreeSet<VersionKey> = templated.iter().map(|(delivery, _)| version_of(delivery)).collect();
-    let versions = match crew.templates.load(&crew.tools.store, wanted).await {
-        Ok(versions) => versions,
+    let (versions, links) = match load(crew, &templated).await {
+        Ok(loaded) => loaded,
         Err(problem) => {
             let wait = crew.reading.wait();
             tracing::warn!(%problem, ?wait, "could not read templates; the deliveries are returned and wait");
@@ -61,13 +62,28 @@ pub(super) async fn render_all(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, no
             return rendered;
         }
     };
-    for (claimed, result) in crew.templates.in_turns(templated, renderer(versions)).await {
+    for (claimed, result) in crew.templates.in_turns(templated, renderer(versions, links)).await {
         match result {
             Ok(rendering) => rendered.push((claimed, rendering)),
             Err(refusal) => park(crew, lane, claimed, refusal),
         }
     }
     rendered
+}
+
+/// Reads what a batch is rendered with.
+async fn load(crew: &Crew, batch: &[Claimed]) -> Result<(Versions, Links), DbError> {
+    let store = &crew.tools.store;
+    let wanted: BTreeSet<VersionKey> = batch.iter().map(|(delivery, _)| version_of(delivery)).collect();
+    let versions = crew.templates.load(store, wanted).await?;
+    if !versions.values().any(|version| version.unsubscribes()) {
+        return Ok((versions, Links::default()));
+    }
+    let shows_link =
+        |(delivery, _): &&Claimed| versions.get(&version_of(delivery)).is_some_and(|version| version.unsubscribes());
+    let event_types = batch.iter().filter(shows_link).map(|(_, note)| (note.tenant, note.event_type.clone())).collect();
+    let links = Links::load(store, &crew.tools.public_url, event_types).await?;
+    Ok((versions, links))
 }
 
 fn version_of(delivery: &Delivery) -> VersionKey {
@@ -77,7 +93,10 @@ fn version_of(delivery: &Delivery) -> VersionKey {
 
 /// Returns the function that renders one delivery after the other. Deliveries of one notification follow each other and
 /// share its flat payload.
-fn renderer(versions: Versions) -> impl FnMut(Claimed) -> (Claimed, Result<Rendering, Refusal>) + Send + 'static {
+fn renderer(
+    versions: Versions,
+    links: Links,
+) -> impl FnMut(Claimed) -> (Claimed, Result<Rendering, Refusal>) + Send + 'static {
     let mut last: Option<(Arc<StoredNotification>, FlatPayload)> = None;
     move |claimed| {
         let (delivery, note) = &claimed;
@@ -88,7 +107,7 @@ fn renderer(versions: Versions) -> impl FnMut(Claimed) -> (Claimed, Result<Rende
         };
         let known = last.take().filter(|(known, _)| known.id == note.id);
         let (_, payload) = last.insert(known.unwrap_or_else(|| (note.clone(), FlatPayload::new(&note.payload))));
-        let result = match version.render(&delivery.facts, note, payload) {
+        let result = match version.render(&delivery.facts, note, payload, &links) {
             Ok((content, warnings)) => Ok(Rendering { content, warnings: written(&warnings) }),
             Err(failure) => Err((failure.code(), format!("template {:?}, version {}: {failure}", key.1, key.2))),
         };

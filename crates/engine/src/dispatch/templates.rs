@@ -13,6 +13,7 @@ use postcommit_channel::template::{Compiled, Failure, FlatPayload, Input, Proble
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
+use super::links::Links;
 use crate::db::DbError;
 use crate::store::{Store, VersionKey};
 
@@ -143,7 +144,8 @@ impl Version {
         note: &StoredNotification,
         payload: &FlatPayload,
     ) -> Result<String, NoAddress> {
-        let input = Input { payload, note: note.into(), user: None, language: None, time_zone: None };
+        let input =
+            Input { payload, note: note.into(), user: None, language: None, time_zone: None, unsubscribe_url: Err("") };
         let failed = |problem: &Problem| NoAddress::Failed(Failure::Failed(problem.clone()));
         let compiled = self.compiled.as_ref().map_err(failed)?;
         let none = |why: &str| NoAddress::Skipped(why.to_owned());
@@ -155,17 +157,30 @@ impl Version {
         to.ok_or_else(|| none("it has no `to`, and the payload has no address for the channel"))
     }
 
+    /// Whether it may show an unsubscribe link.
+    pub fn unsubscribes(&self) -> bool {
+        self.compiled.as_ref().is_ok_and(Compiled::unsubscribes)
+    }
+
     /// Renders a delivery from what was fixed when it was expanded.
     pub fn render(
         &self,
         facts: &Facts,
         note: &StoredNotification,
         payload: &FlatPayload,
+        links: &Links,
     ) -> Result<(Content, Vec<Warning>), Failure> {
         let user = user_of(facts);
         let time_zone = user.as_ref().and_then(|user| user.get("time_zone")?.as_str());
-        let input =
-            Input { payload, note: note.into(), user: user.as_ref(), language: facts.language.as_deref(), time_zone };
+        let url = if self.unsubscribes() { links.url(facts, note) } else { Err("") };
+        let input = Input {
+            payload,
+            note: note.into(),
+            user: user.as_ref(),
+            language: facts.language.as_deref(),
+            time_zone,
+            unsubscribe_url: url.as_deref().map_err(|why| *why),
+        };
         let compiled = self.compiled.as_ref().map_err(|problem| Failure::Failed(problem.clone()))?;
         caught(|| compiled.render(&input))
     }

@@ -1,7 +1,7 @@
 //! Declared event types: a sample payload, the placeholders that templates may use, and whether users can opt out.
 //! Declaring an event type is optional.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use postcommit::{Recipient, Timestamp, check, limits};
 use serde::Serialize;
@@ -198,6 +198,23 @@ impl Store {
         }
         let sql = format!("{SELECT} AND e.tenant = $1 AND e.name = $2");
         self.db.query(&sql, vec![tenant.into(), name.into()]).await?.first().map(listed).transpose()
+    }
+
+    /// Returns which of these event types, each with its tenant, are mandatory.
+    pub async fn mandatory_among(&self, names: &BTreeSet<(i32, String)>) -> Result<HashSet<(i32, String)>, DbError> {
+        let given = match self.db.kind() {
+            "postgres" => "jsonb_to_recordset($1::jsonb) AS g (tenant int, name text)",
+            _ => "(SELECT value ->> 'tenant' AS tenant, value ->> 'name' AS name FROM json_each($1)) AS g",
+        };
+        let sql = format!(
+            "SELECT e.tenant, e.name
+             FROM {given}
+             JOIN postcommit.event_type e ON e.tenant = g.tenant AND e.name = g.name
+             WHERE e.mandatory AND e.deleted_at IS NULL"
+        );
+        let names: Vec<Json> = names.iter().map(|(tenant, name)| json!({"tenant": tenant, "name": name})).collect();
+        let rows = self.db.query(&sql, vec![Value::Json(json!(names).to_string())]).await?;
+        rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
     }
 
     /// Reads one page of declared event types, ordered by tenant and name.

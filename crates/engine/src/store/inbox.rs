@@ -6,7 +6,7 @@
 //! change has seen all before it, and `position > last seen` misses nothing, however late a transaction commits. A
 //! number may be skipped. A skipped number is never used later.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::LazyLock;
 
 use postcommit::Timestamp;
@@ -351,6 +351,17 @@ impl Store {
             .query("SELECT key, {now} FROM postcommit.inbox_token_key WHERE tenant = $1", vec![tenant.into()])
             .await?;
         rows.first().map(|row| Ok(TokenKey { key: row.get(0)?, now: row.get(1)? })).transpose()
+    }
+
+    /// Returns the keys of those of these tenants that have one.
+    pub async fn inbox_token_keys(&self, tenants: &BTreeSet<i32>) -> Result<HashMap<i32, Vec<u8>>, DbError> {
+        let given = match self.db.kind() {
+            "postgres" => "SELECT value::int FROM jsonb_array_elements_text($1::jsonb)",
+            _ => "SELECT value FROM json_each($1)",
+        };
+        let sql = format!("SELECT tenant, key FROM postcommit.inbox_token_key WHERE tenant IN ({given})");
+        let rows = self.db.query(&sql, vec![Value::Json(json!(tenants).to_string())]).await?;
+        rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
     }
 
     /// Returns the key that signs the tokens of a tenant's users. If it is missing, it is created from the given bytes.

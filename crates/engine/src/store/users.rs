@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use postcommit::{Recipient, Timestamp, check, limits};
 use postcommit_channel::model::{ADDRESS_KINDS, address};
+use postcommit_channel::template::check_time_zone;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
@@ -175,14 +176,10 @@ impl UserAddress {
     }
 }
 
-/// Checks the name of a time zone.
+/// Checks a time zone by the data that templates write dates with.
 fn time_zone(name: &str, zone: Option<&str>) -> Result<(), EditError> {
     let Some(zone) = zone else { return Ok(()) };
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '+' | '-' | '/');
-    if (1..=limits::SHORT_NAME_CHARS).contains(&zone.len()) && zone.chars().all(is_plain) {
-        return Ok(());
-    }
-    Err(EditError::Refused(format!("{name}: {zone:?} is not a time zone; write one such as Asia/Kolkata")))
+    check_time_zone(zone).map_err(|problem| EditError::Refused(format!("{name}: {problem}")))
 }
 
 /// The filter for a list of users, ordered by tenant and id.

@@ -1,10 +1,13 @@
 //! What is said and to whom, from enqueue to the captured message, on both databases.
 
 mod addressed;
+mod held;
+mod hostile;
 mod parts;
 mod resent;
 mod send_keys;
 mod templated;
+mod unsubscribed;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -131,6 +131,7 @@ on_both! {
             (UserDraft { name: Some("x".repeat(256)), ..UserDraft::default() }, "name: has 256 characters; 1 to 255 are allowed"),
             (UserDraft { name: Some("a\nb".into()), ..UserDraft::default() }, "name: holds '\\n'; control characters are not allowed"),
             (UserDraft { language: Some("english".into()), ..UserDraft::default() }, "language: \"english\" is not a language tag; write one such as en or pt-BR"),
+            (UserDraft { time_zone: Some("Mars/Olympus".into()), ..UserDraft::default() }, "time_zone: \"Mars/Olympus\" is not a time zone; write one such as Asia/Kolkata"),
             (UserDraft { time_zone: Some("Mars Base".into()), ..UserDraft::default() }, "time_zone: \"Mars Base\" is not a time zone; write one such as Asia/Kolkata"),
             (UserDraft { data: json!([]), ..UserDraft::default() }, "data: must be an object"),
             (UserDraft { data: json!({"a": "x".repeat(2048)}), ..UserDraft::default() }, "data: has 2057 bytes; at most 2048 are allowed"),

@@ -480,6 +480,7 @@ pub async fn preview_template(
         user: request.user.map(Value::Object),
         language: request.language,
         time_zone: request.time_zone,
+        public_url: app.tools.public_url.clone(),
     };
     Ok(Json(templates(&store, &caller).preview(&id, wanted).await?))
 }

@@ -217,7 +217,7 @@ impl Templates {
                 output::list(format, &rows, &shown::VERSION_COLUMNS);
                 Ok(Exit::Ok)
             }
-            Self::Preview(preview) => preview.run(format, &store).await,
+            Self::Preview(preview) => preview.run(format, settings, &store).await,
         }
     }
 }
@@ -340,7 +340,7 @@ impl Description {
 }
 
 impl PreviewArgs {
-    async fn run(&self, format: Format, store: &Store) -> CommandResult {
+    async fn run(&self, format: Format, settings: &Settings, store: &Store) -> CommandResult {
         let object = |name: &str, text: &Option<String>| -> Result<Option<Value>, Failure> {
             let value: Option<Value> = text.as_ref().map(|text| parse(name, text)).transpose()?;
             match value {
@@ -357,6 +357,7 @@ impl PreviewArgs {
             user: object("--user", &self.user)?,
             language: self.language.clone(),
             time_zone: self.time_zone.clone(),
+            public_url: settings.api.public_url.clone(),
         };
         let preview = self.template.rules(store).await?.preview(&self.template.id, wanted).await?;
         output::one(format, &preview, shown::preview);

@@ -1,7 +1,9 @@
 //! Renders a version of a template without sending it.
 
 use postcommit_channel::template::sms::{Segments, segments};
-use postcommit_channel::template::{Compiled, FlatPayload, Input, Note, Warning, default_address};
+use postcommit_channel::template::{
+    Compiled, FlatPayload, IS_MANDATORY, Input, NO_PUBLIC_URL, Note, Warning, check_time_zone, default_address,
+};
 use postcommit_engine::store::EditError;
 use serde::Serialize;
 use serde_json::Value;
@@ -24,6 +26,8 @@ pub struct Wanted {
     pub user: Option<Value>,
     pub language: Option<String>,
     pub time_zone: Option<String>,
+    /// The URL of the server for people; empty if it is not set.
+    pub public_url: String,
 }
 
 /// A message as it would be sent.
@@ -75,11 +79,15 @@ struct Event {
 impl Templates<'_> {
     /// Renders a version with sample data or a past notification.
     pub async fn preview(&self, id: &str, wanted: Wanted) -> Result<Preview, EditError> {
+        if let Some(zone) = &wanted.time_zone {
+            check_time_zone(zone).map_err(|problem| EditError::Refused(format!("time_zone: {problem}")))?;
+        }
         let template = self.find(id).await?;
         let version = wanted.version.unwrap_or(template.version);
         let compiled = compiled(&self.source(id, version).await?).await?;
         let event = self.event(&template.draft.event_type, &wanted).await?;
         let draft = template.draft;
+        let unsubscribe_url = self.sample_link(&draft.event_type, &wanted.public_url).await?;
         let rendered = tokio::task::spawn_blocking(move || {
             let payload = FlatPayload::new(&event.payload);
             let alone = Note { event_type: &draft.event_type, ..Note::default() };
@@ -92,11 +100,22 @@ impl Templates<'_> {
                     .as_deref()
                     .or(Some(&draft.language).filter(|tag| !tag.is_empty()).map(|tag| tag.as_str())),
                 time_zone: wanted.time_zone.as_deref(),
+                unsubscribe_url: unsubscribe_url.as_deref().map_err(|why| *why),
             };
             let (template, channel, data_from) = (draft.id.clone(), draft.channel.clone(), event.from);
             rendered(&compiled, &input, Preview::empty(template, version, channel, data_from))
         });
         rendered.await.map_err(|e| stopped(&e))
+    }
+
+    /// A link that looks like an unsubscribe link and stops nothing: a caller that may only read gets no signed one.
+    async fn sample_link(&self, event_type: &str, public_url: &str) -> Result<Result<String, &'static str>, EditError> {
+        let declared = self.store.event_type(self.tenant, event_type).await?;
+        Ok(match declared.is_some_and(|declared| declared.event_type.mandatory) {
+            _ if public_url.is_empty() => Err(NO_PUBLIC_URL),
+            true => Err(IS_MANDATORY),
+            false => Ok(format!("{}/u/preview", public_url.trim_end_matches('/'))),
+        })
     }
 
     async fn event(&self, event_type: &str, wanted: &Wanted) -> Result<Event, EditError> {

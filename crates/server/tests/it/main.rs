@@ -6,6 +6,7 @@
 //! - `refusal`: every write of the product refused by the database × every class of answer × both databases × every
 //!   guarantee;
 //! - `kill_loop`: a load, and SIGKILL repeatedly at random moments;
+//! - `large_list`: a list that is expanded in parts by servers that are killed on the way;
 //! - `frozen`: a worker that is frozen past its lease while a request is in flight;
 //! - `failover`: one of two servers dies;
 //! - `database_faults`: PostgreSQL crashes and cut connections under load;
@@ -33,6 +34,7 @@ mod fuzz;
 mod inbox;
 mod installation;
 mod kill_loop;
+mod large_list;
 mod observability;
 mod records;
 mod refusal;

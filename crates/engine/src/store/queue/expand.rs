@@ -1,6 +1,7 @@
 //! Expansion: replaces a notification's own row with one row per target, in one transaction and only while the lease
 //! token matches.
 
+use std::collections::HashSet;
 use std::sync::LazyLock;
 
 use postcommit_channel::model::{DeliveryKey, ErrorClass, Facts, Fate, Target};
@@ -60,12 +61,17 @@ const OF_NOTIFICATION: &str = "tenant, notification_id, token";
 /// Replaces notifications' rows with the rows of their targets. The new rows keep the due times and the priority, so
 /// that the oldest is sent first in every lane. The targets of a notification are passed as arrays next to its row,
 /// because a later join would compare every target with every notification.
-pub(in crate::store) static EXPAND_POSTGRES: LazyLock<String> = LazyLock::new(|| expand_postgres(LEAVE, false));
+pub(in crate::store) static EXPAND_POSTGRES: LazyLock<String> = LazyLock::new(|| expand_postgres(LEAVE, false, false));
 /// The same for a batch with send keys. A target is queued only if this statement entered its key. Concurrent expansions
 /// wait for each other at the key, and only one of them enters it.
-pub(in crate::store) static EXPAND_ONCE_POSTGRES: LazyLock<String> = LazyLock::new(|| expand_postgres(LEAVE, true));
+pub(in crate::store) static EXPAND_ONCE_POSTGRES: LazyLock<String> =
+    LazyLock::new(|| expand_postgres(LEAVE, true, false));
+/// The same for targets that are sent immediately: their rows take the lease of the notification's row over.
+pub(in crate::store) static EXPAND_HELD_POSTGRES: LazyLock<String> =
+    LazyLock::new(|| expand_postgres(LEAVE, true, true));
 /// The same for a part of a large expansion. The notification's row stays for the next part.
-pub(in crate::store) static EXPAND_PART_POSTGRES: LazyLock<String> = LazyLock::new(|| expand_postgres(STAY, true));
+pub(in crate::store) static EXPAND_PART_POSTGRES: LazyLock<String> =
+    LazyLock::new(|| expand_postgres(STAY, true, false));
 
 const LEAVE: &str = "DELETE FROM postcommit.delivery_queue q USING given g";
 /// Progress resets the count of lost leases: a large expansion may lose several workers on its way.
@@ -73,7 +79,10 @@ const STAY: &str = "UPDATE postcommit.delivery_queue q
             SET lease_token = NULL, lease_until = NULL, lost_since = NULL, losses = 0
             FROM given g";
 
-fn expand_postgres(leave: &str, once: bool) -> String {
+fn expand_postgres(leave: &str, once: bool, held: bool) -> String {
+    let lease = if held { "lease_token, lease_until, leased_at, " } else { "" };
+    let of_row = if held { "q.lease_token, q.lease_until, q.leased_at, " } else { "" };
+    let of_gone = if held { "gone.lease_token, gone.lease_until, gone.leased_at, " } else { "" };
     let keys = if once { OnceArrays::COLUMNS } else { &[] };
     let columns = [GivenArrays::COLUMNS, FactArrays::COLUMNS, keys].concat();
     let of_target =
@@ -98,7 +107,7 @@ fn expand_postgres(leave: &str, once: bool) -> String {
                   ON CONFLICT DO NOTHING
                   RETURNING tenant, notification_id, n
                 ), judged AS MATERIALIZED (
-                  SELECT t.tenant, t.notification_id, t.n, t.lane, t.priority, t.due_at, t.first_due_at, {facts},
+                  SELECT t.tenant, t.notification_id, t.n, t.lane, t.priority, t.due_at, t.first_due_at, {lease}{facts},
                     CASE WHEN twice THEN 'skipped' ELSE state END AS state, CASE WHEN twice THEN NULL ELSE reason END AS reason,
                     CASE WHEN twice THEN '{DUPLICATE}' ELSE code END AS code, CASE WHEN twice THEN {class} ELSE error_class END AS error_class,
                     CASE WHEN twice THEN '{SENT_ALREADY}' ELSE detail END AS detail, twice
@@ -114,27 +123,32 @@ fn expand_postgres(leave: &str, once: bool) -> String {
         false => "ARRAY[]::int[], ARRAY[]::uuid[], ARRAY[]::int[]".to_owned(),
         true => ["tenant", "notification_id", "n"].map(|name| format!("(SELECT coalesce(array_agg({name} ORDER BY tenant, notification_id, n), '{{}}') FROM judged WHERE twice)")).join(", "),
     };
+    let (returning, queued) = match held {
+        false => ("", ""),
+        true => ("RETURNING notification_id", ", (SELECT coalesce(array_agg(notification_id), '{}') FROM queued)"),
+    };
     format!(
         "WITH given AS MATERIALIZED (
           SELECT {OF_NOTIFICATION}, 0 AS n, {gathered} FROM {given} GROUP BY {OF_NOTIFICATION}
         ), gone AS (
           {leave}
           WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
-          RETURNING q.tenant, q.notification_id, q.priority, q.due_at, q.first_due_at, {passed_on}
+          RETURNING q.tenant, q.notification_id, q.priority, q.due_at, q.first_due_at, {of_row}{passed_on}
         ), target AS (
-          SELECT gone.tenant, gone.notification_id, gone.priority, gone.due_at, gone.first_due_at, t.*
+          SELECT gone.tenant, gone.notification_id, gone.priority, gone.due_at, gone.first_due_at, {of_gone}t.*
           FROM gone CROSS JOIN LATERAL unnest({apart}) AS t ({named})
         ), {judged}queued AS (
           INSERT INTO postcommit.delivery_queue
-            (tenant, notification_id, n, lane, priority, due_at, first_due_at, {facts})
-          SELECT tenant, notification_id, n, lane, priority, due_at, first_due_at, {facts}
+            (tenant, notification_id, n, lane, priority, due_at, first_due_at, {lease}{facts})
+          SELECT tenant, notification_id, n, lane, priority, due_at, first_due_at, {lease}{facts}
           FROM {target} WHERE state IS NULL ORDER BY tenant, notification_id, n
+          {returning}
         ), entered AS (
           INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, state, reason, code, error_class, detail, attempts, seq, finished_at, {facts})
           SELECT tenant, notification_id, n, 0, state, reason, code, error_class, detail, 0, 0, clock_timestamp(), {facts} FROM {target} WHERE state IS NOT NULL
           ORDER BY tenant, notification_id, n
         )
-        SELECT (SELECT count(*) FROM gone), {duplicates}"
+        SELECT (SELECT count(*) FROM gone), {duplicates}{queued}"
     )
 }
 
@@ -170,7 +184,7 @@ impl Store {
                 db.write(move |connection| {
                     let (mut written, now) = (Written::default(), sqlite::now(connection)?.as_micros());
                     for one in &batch {
-                        expand_sqlite(connection, LEAVE_SQLITE, one, now, &mut written)?;
+                        expand_sqlite(connection, OwnRow::Leaves, one, now, &mut written)?;
                     }
                     crash_point!("expand.in_tx");
                     Ok(written)
@@ -180,6 +194,41 @@ impl Store {
         };
         crash_point!("expand.after_commit");
         Ok(written)
+    }
+
+    /// Replaces each notification's own row with the row of its only target. The new row takes the lease over, so that
+    /// its send may begin without a claim. Returns also the notifications whose targets wait for their sends; the
+    /// others were duplicates, or their leases are lost. On an error nothing was written.
+    pub async fn expand_held(&self, mut batch: Vec<Expanded>) -> Result<(Written, HashSet<Uuid>), DbError> {
+        crash_point!("expand.before");
+        batch.sort_by_key(|e| e.lease.key);
+        let done = match &self.db {
+            Db::Postgres(db) => {
+                let client = db.hot().await?;
+                let statement = client.prepare_cached(&EXPAND_HELD_POSTGRES).await.map_err(postgres::refused)?;
+                let told = Told::of(&batch, true);
+                let row = client.query_one(&statement, &told.parameters()).await.map_err(postgres::refused)?;
+                (written(&row), row.get::<_, Vec<Uuid>>(4).into_iter().collect())
+            }
+            Db::Sqlite(db) => {
+                db.write(move |connection| {
+                    let (mut done, now) = (Written::default(), sqlite::now(connection)?.as_micros());
+                    let mut held = HashSet::new();
+                    for one in &batch {
+                        let (before, twice) = (done.expanded, done.duplicates.len());
+                        expand_sqlite(connection, OwnRow::PassesLeaseOn, one, now, &mut done)?;
+                        if done.expanded > before && done.duplicates.len() == twice {
+                            held.insert(one.lease.key.notification);
+                        }
+                    }
+                    crash_point!("expand.in_tx");
+                    Ok((done, held))
+                })
+                .await?
+            }
+        };
+        crash_point!("expand.after_commit");
+        Ok(done)
     }
 
     /// Moves a delivery into its provider's lane and releases its lease. Returns false if the lease is lost.
@@ -245,15 +294,46 @@ fn given(lease: Lease, n: i32, target: &Target) -> Given<'_> {
     }
 }
 
-pub(in crate::store) const LEAVE_SQLITE: &str = "DELETE FROM postcommit_delivery_queue
+/// What an expansion does with the notification's own row.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::store) enum OwnRow {
+    /// It is removed.
+    Leaves,
+    /// It is removed, and its only target takes the lease over.
+    PassesLeaseOn,
+    /// It stays for the next part of a large expansion.
+    Stays,
+}
+
+impl OwnRow {
+    fn sqlite(self) -> &'static str {
+        match self {
+            Self::Leaves => LEAVE_SQLITE,
+            Self::PassesLeaseOn => LEAVE_HELD_SQLITE,
+            Self::Stays => STAY_SQLITE,
+        }
+    }
+}
+
+const LEAVE_SQLITE: &str = "DELETE FROM postcommit_delivery_queue
     WHERE tenant = ?1 AND notification_id = ?2 AND n = 0 AND lease_token = ?3 RETURNING priority, due_at, first_due_at";
-pub(in crate::store) const STAY_SQLITE: &str = "UPDATE postcommit_delivery_queue
+const STAY_SQLITE: &str = "UPDATE postcommit_delivery_queue
     SET lease_token = NULL, lease_until = NULL, lost_since = NULL, losses = 0
     WHERE tenant = ?1 AND notification_id = ?2 AND n = 0 AND lease_token = ?3 RETURNING priority, due_at, first_due_at";
+const LEAVE_HELD_SQLITE: &str = "DELETE FROM postcommit_delivery_queue
+    WHERE tenant = ?1 AND notification_id = ?2 AND n = 0 AND lease_token = ?3
+    RETURNING priority, due_at, first_due_at, lease_until, leased_at";
 static QUEUE_SQLITE: LazyLock<String> = LazyLock::new(|| {
     insert(
         "postcommit_delivery_queue",
         &format!("tenant, notification_id, n, lane, priority, due_at, first_due_at, {}", names::<Facts>("")),
+    )
+});
+static QUEUE_HELD_SQLITE: LazyLock<String> = LazyLock::new(|| {
+    let lease = "lease_token, lease_until, leased_at";
+    insert(
+        "postcommit_delivery_queue",
+        &format!("tenant, notification_id, n, lane, priority, due_at, first_due_at, {lease}, {}", names::<Facts>("")),
     )
 });
 static ENTER_SQLITE: LazyLock<String> = LazyLock::new(|| {
@@ -267,16 +347,19 @@ const HOLD_SQLITE: &str = "INSERT INTO postcommit_send_key (tenant, key_hash, no
 
 pub(in crate::store) fn expand_sqlite(
     connection: &Connection,
-    leave: &str,
+    own_row: OwnRow,
     one: &Expanded,
     now: i64,
     written: &mut Written,
 ) -> Result<(), DbError> {
     let (key, id) = (one.lease.key, Id::from(one.lease.key.notification));
-    let left = Prepared::on(connection, leave)?.rows(params![key.tenant, id, Id::from(one.lease.token)], |row| {
-        Ok((row.take::<i64>(0)?, row.take::<i64>(1)?, row.take::<Option<i64>>(2)?))
+    let (token, is_held) = (Id::from(one.lease.token), own_row == OwnRow::PassesLeaseOn);
+    let left = Prepared::on(connection, own_row.sqlite())?.rows(params![key.tenant, id, token], |row| {
+        let times = if is_held { (row.take::<i64>(3)?, row.take::<i64>(4)?) } else { (0, 0) };
+        Ok((row.take::<i64>(0)?, row.take::<i64>(1)?, row.take::<Option<i64>>(2)?, times))
     })?;
-    let Some((priority, due_at, first_due_at)) = left.into_iter().next().transpose()? else { return Ok(()) };
+    let Some(left) = left.into_iter().next().transpose()? else { return Ok(()) };
+    let (priority, due_at, first_due_at, (lease_until, leased_at)) = left;
     for (n, target) in (one.first..).zip(&one.targets) {
         let mut given = given(one.lease, n, target);
         if let (Some(hash), None) = (target.once, given.state)
@@ -289,6 +372,9 @@ pub(in crate::store) fn expand_sqlite(
         }
         let own = params![given.tenant, id, n, given.lane];
         let (sql, rest) = match given.state {
+            None if is_held => {
+                (&QUEUE_HELD_SQLITE, params![priority, due_at, first_due_at, token, lease_until, leased_at])
+            }
             None => (&QUEUE_SQLITE, params![priority, due_at, first_due_at]),
             Some(_) => (
                 &ENTER_SQLITE,

@@ -15,8 +15,7 @@ use crate::crash_point;
 use crate::db::{Db, DbError, Row, Statement, Value, postgres, sqlite};
 use crate::store::audience::INSIDE;
 use crate::store::queue::expand::{
-    EXPAND_ONCE_POSTGRES, EXPAND_PART_POSTGRES, Expanded, LEAVE_SQLITE, STAY_SQLITE, Told, Written, expand_sqlite,
-    written,
+    EXPAND_ONCE_POSTGRES, EXPAND_PART_POSTGRES, Expanded, OwnRow, Told, Written, expand_sqlite, written,
 };
 use crate::store::unreadable::legible;
 use crate::store::{Lease, Store};
@@ -204,8 +203,8 @@ impl Store {
                 let remove = sqlite::dialect(remove);
                 db.write(move |connection| {
                     let (mut done, now) = (Written::default(), sqlite::now(connection)?.as_micros());
-                    let leave = if part.is_last { LEAVE_SQLITE } else { STAY_SQLITE };
-                    expand_sqlite(connection, leave, &part.expanded, now, &mut done)?;
+                    let own_row = if part.is_last { OwnRow::Leaves } else { OwnRow::Stays };
+                    expand_sqlite(connection, own_row, &part.expanded, now, &mut done)?;
                     if done.expanded > 0 {
                         sqlite::run(connection, &remove, &removed)?;
                     }

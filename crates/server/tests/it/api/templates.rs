@@ -275,3 +275,34 @@ on_both! {
         assert_eq!(items(app.ops().get("/v1/audit?action=content.update")).len(), 1);
     }
 }
+
+on_both! {
+    fn a_preview_shows_the_form_of_an_unsubscribe_link_that_stops_nothing(kind) {
+        for (public_url, shown) in [("https://notify.example.com/", "Stop: https://notify.example.com/u/preview"), ("", "Stop: ")] {
+            let app = App::with(kind, "api", &[("API_PUBLIC_URL", public_url)]);
+            let (editor, reader) = (app.client("default", &["edit"]), app.client("default", &["read"]));
+            let made = editor.post("/v1/templates", &sms("guest", "Stop: {{ unsubscribe_url }}")).expect(201).json();
+            assert_eq!(warned(&made), Vec::<String>::new(), "it is no placeholder that events must fill");
+            let seen = reader.post("/v1/templates/guest/preview", &json!({"payload": {}})).expect(200).json();
+            assert_eq!(text(&seen, "text"), shown);
+            let warnings = seen["warnings"].as_array().unwrap();
+            assert_eq!(warnings.iter().filter(|one| text(one, "message").contains("api.public_url is empty")).count(), usize::from(public_url.is_empty()));
+            let _ = app.nobody().get("/u/preview").expect(404);
+        }
+    }
+
+    fn a_time_zone_is_known_by_its_name_wherever_one_is_written(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["edit", "operate"]);
+        let mars = |answer: HttpResponse| {
+            let problem = refused(answer, 422, Some("time_zone"));
+            assert_eq!(text(&problem, "detail"), "time_zone: \"Mars/Olympus\" is not a time zone; write one such as Asia/Kolkata");
+        };
+        let _ = client.post("/v1/templates", &sms("guest", "Hello")).expect(201);
+        mars(client.post("/v1/templates", &json!({"id": "other", "event_type": BOOKED, "channel": "sms", "text": "x", "time_zone": "Mars/Olympus"})));
+        mars(client.post("/v1/templates/guest/preview", &json!({"payload": {}, "time_zone": "Mars/Olympus"})));
+        mars(patch(&client, "/v1/content", &json!({"time_zone": "Mars/Olympus"})));
+        mars(client.post("/v1/users", &json!({"id": "42", "time_zone": "Mars/Olympus"})));
+        let _ = client.post("/v1/users", &json!({"id": "42", "time_zone": "America/Argentina/Buenos_Aires"})).expect(201);
+    }
+}
