@@ -30,6 +30,7 @@ mod translate;
 mod values;
 
 pub use compiled::Compiled;
+pub(crate) use dates::zone;
 pub use payload::{Ambiguous, FlatPayload, default_address, flat_name};
 pub use plain::text_of_html;
 
@@ -73,6 +74,14 @@ pub mod limits {
     pub const NAME_BYTES: usize = 255;
     /// Characters of a date format.
     pub const DATE_FORMAT_CHARS: usize = 63;
+}
+
+/// Checks the name of a time zone.
+///
+/// # Errors
+/// A sentence with the name and an example.
+pub fn check_time_zone(name: &str) -> Result<(), String> {
+    zone(name).map(drop)
 }
 
 /// The format of a date when none is set: `15-Mar-2026`.
