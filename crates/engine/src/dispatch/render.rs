@@ -1,21 +1,23 @@
 //! Renders the content of deliveries before they are announced, and builds the message for the driver.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use postcommit::Timestamp;
 use postcommit_channel::driver::{Message, RawEvent};
-use postcommit_channel::model::{Delivery, Finish, FinishedState, Reason, StoredNotification};
+use postcommit_channel::model::{Delivery, Finish, FinishedState, Reason, StoredNotification, digest_payload};
 use postcommit_channel::render::{Content, render};
 use postcommit_channel::template::{FlatPayload, Warning};
+use serde_json::value::RawValue;
+use uuid::Uuid;
 
 use super::lanes::Lane;
 use super::parked_log::About;
 use super::settler::{Noted, unbegun};
 use super::templates::Versions;
 use super::{Claimed, Crew};
-use crate::store::{Lease, VersionKey};
+use crate::store::{DigestKey, Lease, VersionKey};
 
 /// The rendered content of a delivery.
 pub(super) struct Rendering {
@@ -61,13 +63,36 @@ pub(super) async fn render_all(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, no
             return rendered;
         }
     };
-    for (claimed, result) in crew.templates.in_turns(templated, renderer(versions)).await {
+    let items = match crew.tools.store.digest_items(&digests(&templated)).await {
+        Ok(items) => items,
+        Err(problem) => {
+            let wait = crew.reading.wait();
+            tracing::warn!(%problem, ?wait, "could not read the items of digests; the deliveries are returned and wait");
+            crew.settler.put_off(templated.iter().map(|(delivery, _)| Lease::of(delivery)), now.plus(wait));
+            return rendered;
+        }
+    };
+    for (claimed, result) in crew.templates.in_turns(templated, renderer(versions, items)).await {
         match result {
             Ok(rendering) => rendered.push((claimed, rendering)),
             Err(refusal) => park(crew, lane, claimed, refusal),
         }
     }
     rendered
+}
+
+/// The deliveries of digests.
+fn digests(batch: &[Claimed]) -> Vec<DigestKey> {
+    let own = batch.iter().filter(|(_, note)| note.may_be_digest());
+    own.map(|(_, note)| (note.tenant, note.id)).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// What a notification is rendered from: its payload, or the items of a digest.
+fn payload_of(note: &StoredNotification, items: &HashMap<Uuid, Vec<Box<RawValue>>>) -> FlatPayload {
+    match items.get(&note.id) {
+        Some(items) => FlatPayload::new(&digest_payload(items)),
+        None => FlatPayload::new(&note.payload),
+    }
 }
 
 fn version_of(delivery: &Delivery) -> VersionKey {
@@ -77,7 +102,10 @@ fn version_of(delivery: &Delivery) -> VersionKey {
 
 /// Returns the function that renders one delivery after the other. Deliveries of one notification follow each other and
 /// share its flat payload.
-fn renderer(versions: Versions) -> impl FnMut(Claimed) -> (Claimed, Result<Rendering, Refusal>) + Send + 'static {
+fn renderer(
+    versions: Versions,
+    items: HashMap<Uuid, Vec<Box<RawValue>>>,
+) -> impl FnMut(Claimed) -> (Claimed, Result<Rendering, Refusal>) + Send + 'static {
     let mut last: Option<(Arc<StoredNotification>, FlatPayload)> = None;
     move |claimed| {
         let (delivery, note) = &claimed;
@@ -87,7 +115,7 @@ fn renderer(versions: Versions) -> impl FnMut(Claimed) -> (Claimed, Result<Rende
             return (claimed, Err(("template_not_found", detail)));
         };
         let known = last.take().filter(|(known, _)| known.id == note.id);
-        let (_, payload) = last.insert(known.unwrap_or_else(|| (note.clone(), FlatPayload::new(&note.payload))));
+        let (_, payload) = last.insert(known.unwrap_or_else(|| (note.clone(), payload_of(note, &items))));
         let result = match version.render(&delivery.facts, note, payload) {
             Ok((content, warnings)) => Ok(Rendering { content, warnings: written(&warnings) }),
             Err(failure) => Err((failure.code(), format!("template {:?}, version {}: {failure}", key.1, key.2))),
