@@ -11,8 +11,10 @@ mod inbox;
 mod judge;
 mod notification;
 mod outcome;
+mod pacing;
 mod policy;
 mod provider;
+mod quiet_hours;
 mod rate;
 mod scope;
 mod user;
@@ -30,11 +32,16 @@ pub use fan_out::{
 };
 pub use inbox::InboxMessage;
 pub use judge::{Case, Lost, MAX_ATTEMPTS_IN_ALL, MAX_LOSSES, Verdict, judge, key_window_over};
-pub use notification::{SITE_CHARS, StoredNotification};
+pub use notification::{DIGEST_KEY, SITE_CHARS, StoredNotification};
 pub use outcome::{Because, Evidence, Outcome, Report};
+pub use pacing::{
+    DIGEST_BYTES, DIGEST_ITEMS, DIGESTED, DigestRule, Digesting, OpenDigest, Pace, Pacing, Period, THROTTLED, Then,
+    Throttle, check_pacing, digest_payload,
+};
 pub use policy::{Policy, PolicyError, Schedule};
 pub use provider::short_name;
 pub use provider::{Guarantee, PROVIDERS, Provider, ProviderChange, ProviderDraft, TIMEOUT_MS};
+pub use quiet_hours::{QuietHours, QuietRule, QuietWindow};
 pub use rate::{Bucket, Rate};
 pub use scope::{Scope, Scopes};
 pub use user::{

@@ -31,6 +31,7 @@ mod values;
 
 pub use compiled::Compiled;
 pub use dates::check_time_zone;
+pub(crate) use dates::zone;
 pub use payload::{Ambiguous, FlatPayload, default_address, flat_name};
 pub use plain::text_of_html;
 

@@ -8,7 +8,7 @@ pub mod preview;
 use std::collections::{BTreeMap, BTreeSet};
 
 use postcommit::{channel_name, limits};
-use postcommit_channel::model::short_name;
+use postcommit_channel::model::{DigestRule, Throttle, check_pacing, short_name};
 use postcommit_channel::template::{self, Compiled, FlatPayload, Missing, Source, Warning, flat_name};
 use postcommit_engine::db::DbError;
 use postcommit_engine::store::{
@@ -87,6 +87,9 @@ pub struct Change {
     pub scope_id: Option<String>,
     pub active: Option<bool>,
     pub once_per: Option<String>,
+    /// `Some(None)` removes it, here and below.
+    pub throttle: Option<Option<Throttle>>,
+    pub digest: Option<Option<DigestRule>>,
     /// Begin with the parts of this version instead of the present one.
     pub from_version: Option<i32>,
     /// The parts. `Some(None)` removes one.
@@ -231,7 +234,10 @@ impl Templates<'_> {
     /// Compiles the parts, and returns warnings about names that events of the type do not have.
     async fn check(&self, draft: &TemplateDraft, source: &Source) -> Result<Vec<Warning>, EditError> {
         let compiled = compiled(source).await?;
-        let names = self.known_names(&draft.event_type).await?;
+        let mut names = self.known_names(&draft.event_type).await?;
+        if let Some(names) = names.as_mut().filter(|_| draft.digest.is_some()) {
+            names.extend(["items".to_owned(), "count".to_owned()]);
+        }
         let unknown = unknown_names(&compiled, &draft.event_type, names.as_ref());
         Ok(compiled.warnings().iter().cloned().chain(unknown).collect())
     }
@@ -345,6 +351,8 @@ fn laid_over(mut draft: TemplateDraft, change: &Change) -> Result<TemplateDraft,
         }
     }
     draft.active = change.active.unwrap_or(draft.active);
+    draft.throttle = change.throttle.clone().unwrap_or(draft.throttle);
+    draft.digest = change.digest.clone().unwrap_or(draft.digest);
     draft.channel = change.channel.as_deref().map_or(draft.channel, |channel| channel_name(channel).to_owned());
     draft.scope_type = change.scope_type.as_deref().map_or(draft.scope_type, flat_name);
     if let Some(language) = &change.language {
@@ -379,7 +387,7 @@ fn check(draft: &TemplateDraft) -> Result<(), String> {
     if !ONCE_PER.contains(&draft.once_per.as_str()) {
         return Err(format!("once_per: {:?} is not known; allowed are {}", draft.once_per, ONCE_PER.join(", ")));
     }
-    Ok(())
+    check_pacing(draft.throttle.as_ref(), draft.digest.as_ref())
 }
 
 /// A language tag in its usual spelling: `pt-br` is `pt-BR`.

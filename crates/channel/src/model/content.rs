@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use postcommit::{Timestamp, channel_name};
 
-use super::StoredNotification;
+use super::{DigestRule, QuietRule, StoredNotification, Throttle};
 use crate::template::FlatPayload;
 
 /// A template without its text.
@@ -29,6 +29,10 @@ pub struct TemplateEntry {
     pub version: i32,
     /// Whether it is sent once for an entity, and not once for each notification.
     pub once_per_entity: bool,
+    /// The most messages for one recipient in a period.
+    pub throttle: Option<Throttle>,
+    /// Whether and how events are collected.
+    pub digest: Option<DigestRule>,
     /// Since when it has been used with this event type, channel, audience and scope.
     pub active_since: Timestamp,
 }
@@ -50,10 +54,14 @@ impl TemplateEntry {
 pub struct TenantContent {
     by_event_type: HashMap<String, Vec<Arc<TemplateEntry>>>,
     mandatory: HashSet<String>,
+    /// Event types with another rule than the default.
+    quiet_rules: HashMap<String, QuietRule>,
     /// Whether the tenant has, or had, a template.
     pub knows_templates: bool,
     /// The language of recipients whose own is not known.
     pub language: Option<String>,
+    /// The time zone of recipients whose own is not known.
+    pub time_zone: Option<String>,
     /// Whether the tenant has, or had, preferences or suppressions. Otherwise direct messages need no lookup.
     pub is_guarded: bool,
 }
@@ -85,6 +93,21 @@ impl TenantContent {
         }
     }
 
+    /// Notes what an event type does with messages that fall into quiet hours.
+    pub fn set_quiet_rule(&mut self, event_type: &str, rule: QuietRule) {
+        if rule == QuietRule::default() {
+            self.quiet_rules.remove(event_type);
+        } else {
+            self.quiet_rules.insert(event_type.to_owned(), rule);
+        }
+    }
+
+    /// What an event type does with messages that fall into quiet hours.
+    #[must_use]
+    pub fn quiet_rule(&self, event_type: &str) -> QuietRule {
+        self.quiet_rules.get(event_type).copied().unwrap_or_default()
+    }
+
     /// Whether users cannot opt out of this event type.
     #[must_use]
     pub fn is_mandatory(&self, event_type: &str) -> bool {
@@ -95,6 +118,12 @@ impl TenantContent {
     #[must_use]
     pub fn has(&self, event_type: &str) -> bool {
         self.by_event_type.contains_key(event_type)
+    }
+
+    /// The active template of an event type with this id.
+    #[must_use]
+    pub fn template(&self, event_type: &str, id: &str) -> Option<&Arc<TemplateEntry>> {
+        self.by_event_type.get(event_type)?.iter().find(|entry| entry.id == id)
     }
 
     /// The active templates of a notification's event type in whose scope it is, for all channels.
@@ -189,6 +218,8 @@ mod tests {
             scope: (scope.0.into(), scope.1.into()),
             version: 1,
             once_per_entity: false,
+            throttle: None,
+            digest: None,
             active_since: Timestamp::from_micros(0),
         })
     }

@@ -68,7 +68,10 @@ impl ErrorClass {
     /// The class that follows from an error code, if the driver gave none. `None` if the code is not a failure.
     pub fn of_code(code: &str) -> Option<Self> {
         Some(match code {
-            "cancelled" | "expired" | "duplicate" | "opted_out" | "suppressed" => return None,
+            "cancelled" | "expired" | "duplicate" | "opted_out" | "suppressed" | "quiet_hours" | "throttled"
+            | "digested" => {
+                return None;
+            }
             "timeout" | "connect_timeout" => Self::Timeout,
             "dns" | "connect" | "tls" | "reset" | "closed" => Self::Network,
             "bad_answer" => Self::ServerError,

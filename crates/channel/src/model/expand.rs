@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use postcommit::{Recipient, channel_name};
+use postcommit::{Recipient, Timestamp, channel_name};
 use uuid::Uuid;
 
 use super::fan_out::recipient_on;
-use super::{Facts, FinishedState, Provider, Reason, StoredNotification};
+use super::{Facts, FinishedState, Pacing, Provider, Reason, StoredNotification};
 
 /// The result of expanding a notification.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,13 +58,17 @@ pub struct Target {
     /// Of a template that is sent once per entity: the hash of the send key with the recipient. If another delivery
     /// holds it already, this one is skipped as a duplicate when it is written.
     pub once: Option<Uuid>,
+    /// When it is due at the earliest: the end of its user's quiet hours. `None`: when its notification is.
+    pub not_before: Option<Timestamp>,
+    /// What is counted or collected when it is written: by a throttle, or for a digest.
+    pub pacing: Option<Box<Pacing>>,
 }
 
 impl Target {
     /// A target that is not limited to one send per entity.
     #[must_use]
     pub fn new(facts: Facts, fate: Fate) -> Self {
-        Self { facts, fate, once: None }
+        Self { facts, fate, once: None, not_before: None, pacing: None }
     }
 }
 

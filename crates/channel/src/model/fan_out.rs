@@ -45,8 +45,10 @@ pub enum Pin {
 }
 
 /// What was found for one or more notifications, by tenant and name.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Found {
+    /// The database's time at which it was looked up.
+    pub at: Timestamp,
     /// Users of whom anything is stored.
     pub users: HashMap<(i32, String), KnownUser>,
     /// Members of the lists that exist.

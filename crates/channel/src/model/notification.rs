@@ -10,6 +10,9 @@ pub const SITE_CHARS: usize = 64;
 /// How the idempotency key of a resend begins. Its parts are the entity, the channel, the template and the request.
 const RESEND: &str = "manual:";
 
+/// How the idempotency key of a digest begins. The id of the delivery that opened it follows.
+pub const DIGEST_KEY: &str = "digest:";
+
 /// A notification as it is stored: immutable.
 #[derive(Debug, Clone, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -76,6 +79,11 @@ impl StoredNotification {
     /// Whether an operator asked for it: a copy of an earlier notification.
     pub fn is_resend(&self) -> bool {
         self.idempotency_key.starts_with(RESEND)
+    }
+
+    /// Whether it may be a digest of other notifications. An application can use such a key as well, so only the items tell.
+    pub fn may_be_digest(&self) -> bool {
+        self.idempotency_key.starts_with(DIGEST_KEY)
     }
 
     /// The name of the site that the notification came from, as the KPIs use it: at most [`SITE_CHARS`] characters, and

@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use postcommit::Recipient;
 use serde_json::Value;
 
+use super::QuietHours;
+
 /// The kinds of address that a user or a list may have. They are the names of addresses in `recipients`.
 pub const ADDRESS_KINDS: [&str; 5] = ["email", "phone", "slack", "teams", "webhook"];
 
@@ -33,7 +35,7 @@ pub struct Profile {
     /// A name of the IANA time zone database such as `Asia/Kolkata`.
     pub time_zone: Option<String>,
     /// When the user wants to be left alone.
-    pub quiet_hours: Option<Value>,
+    pub quiet_hours: Option<QuietHours>,
     /// Further fields, an object.
     pub data: Value,
 }

@@ -74,7 +74,7 @@ pub(super) fn check_format(format: &str) -> Result<(), String> {
 }
 
 /// The time zone with this IANA name, from the data in this program: the same on every machine.
-pub(super) fn zone(name: &str) -> Result<TimeZone, String> {
+pub(crate) fn zone(name: &str) -> Result<TimeZone, String> {
     TimeZone::get(name).map_err(|_| format!("{name:?} is not a time zone; write one such as Asia/Kolkata"))
 }
 

@@ -76,6 +76,12 @@ pub const MIGRATIONS: &[Migration] = &[
         postgres: include_str!("../../migrations/postgres/0007_content.sql"),
         sqlite: include_str!("../../migrations/sqlite/0007_content.sql"),
     },
+    Migration {
+        version: 8,
+        name: "pacing",
+        postgres: include_str!("../../migrations/postgres/0008_pacing.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0008_pacing.sql"),
+    },
 ];
 
 /// The schema version of this program.

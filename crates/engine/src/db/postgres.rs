@@ -279,6 +279,13 @@ pub(crate) async fn run(transaction: &Transaction<'_>, (sql, parameters): &State
     transaction.execute(&statement, &borrow(parameters)).await.map_err(refused)
 }
 
+/// Runs one statement that returns rows, in a transaction. The statement is in the form that both databases share.
+pub(crate) async fn query(transaction: &Transaction<'_>, sql: &str, parameters: &[Value]) -> Result<Vec<Row>, DbError> {
+    let statement = transaction.prepare_cached(&dialect(sql)).await.map_err(refused)?;
+    let rows = transaction.query(&statement, &borrow(parameters)).await.map_err(refused)?;
+    rows.iter().map(Row::from_postgres).collect()
+}
+
 /// Creates a pool. The deadline applies to opening a connection and its first response. Later calls are never
 /// cancelled.
 fn pool(

@@ -10,8 +10,8 @@ use postcommit::Timestamp;
 use postcommit_channel::clock;
 use postcommit_channel::driver::{Driver, Message};
 use postcommit_channel::model::{
-    self, Because, Case, Delivery, Finish, FinishedState, Guarantee, Lost, MAX_ATTEMPTS_IN_ALL, Outcome, Reason,
-    Report, StoredNotification, Verdict,
+    self, Because, Case, Delivery, Finish, FinishedState, Guarantee, Lost, MAX_ATTEMPTS_IN_ALL, Outcome, QuietWindow,
+    Reason, Report, StoredNotification, Verdict,
 };
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
@@ -231,9 +231,27 @@ fn check(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Times
             "key_window_over",
             Some("an earlier attempt may have arrived, and the receiver may have forgotten the idempotency key".into()),
         ),
-        () => return None,
+        () => {
+            return quiet_until(delivery, note, now)
+                .map(|at| unbegun(delivery, Finish::Again { at, counted: false }, None, None));
+        }
     };
     Some(unbegun(delivery, Finish::Ended(state), Some(code), detail))
+}
+
+/// When the quiet hours of the delivery's user end, if they hold this moment. A delivery may be sent in them by a retry,
+/// after a pause, or because of a backlog.
+fn quiet_until(delivery: &Delivery, note: &StoredNotification, at: Timestamp) -> Option<Timestamp> {
+    let end = QuietWindow::of(delivery.facts.context.as_deref())?.end(at)?;
+    Some(end.min(note.expires_at.max(at)))
+}
+
+/// Moves a retry out of the quiet hours of the delivery's user.
+fn after_quiet_hours(finish: Finish, delivery: &Delivery, note: &StoredNotification) -> Finish {
+    match finish {
+        Finish::Again { at, counted } => Finish::Again { at: quiet_until(delivery, note, at).unwrap_or(at), counted },
+        other => other,
+    }
 }
 
 /// Settles a delivery whose previous lease expired. The outcome of that attempt is unclear, so the guarantee decides
@@ -259,7 +277,8 @@ pub fn take_over(
     let lost = Some(Lost { losses: delivery.losses, since });
     let verdict = model::judge(&Case { lost, ..case(delivery, note, lane, &outcome, now) });
     let report = Report::from(outcome).because("the worker gave no result before the lease of the delivery expired");
-    settlement((delivery, note), lane, report, finish(verdict, None), since, Duration::ZERO)
+    let finish = after_quiet_hours(finish(verdict, None), delivery, note);
+    settlement((delivery, note), lane, report, finish, since, Duration::ZERO)
 }
 
 /// Whether the holder of an expired lease may have sent the notification from its own row. Under at_most_once this
@@ -352,7 +371,7 @@ async fn attempt(
     let case = Case { after: report.after, ..case(delivery, note, lane, &report.outcome, ended) };
     let demand = demand_of(&report, &case);
     let verdict = tell_lane(crew, lane, (delivery, note), demand, model::judge(&case), ended).await;
-    let finish = finish(verdict, Some(&report.outcome));
+    let finish = after_quiet_hours(finish(verdict, Some(&report.outcome)), delivery, note);
     let noted = noted(counts, finish, lane, (delivery, note));
     // Without a code the detail is no error.
     if let Some(warnings) = warnings {

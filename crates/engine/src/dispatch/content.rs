@@ -20,11 +20,14 @@ impl ContentIndex {
         for (tenant, entry, is_used) in changes.templates {
             self.change(tenant, |content| if is_used { content.put(entry) } else { content.remove(&entry.id) });
         }
-        for (tenant, event_type, mandatory) in changes.event_types {
-            self.change(tenant, |content| content.set_mandatory(&event_type, mandatory));
+        for (tenant, event_type, mandatory, quiet_rule) in changes.event_types {
+            self.change(tenant, |content| {
+                content.set_mandatory(&event_type, mandatory);
+                content.set_quiet_rule(&event_type, quiet_rule);
+            });
         }
-        for (tenant, language) in changes.languages {
-            self.change(tenant, |content| content.language = language);
+        for (tenant, language, time_zone) in changes.defaults {
+            self.change(tenant, |content| (content.language, content.time_zone) = (language, time_zone));
         }
         for tenant in changes.guarded {
             self.change(tenant, |content| content.is_guarded = true);

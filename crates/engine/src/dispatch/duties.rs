@@ -34,6 +34,10 @@ pub async fn run_once(store: &Store, kpi: &KpiSettings) -> Result<Vec<String>, D
         let forgotten = or_give_back(store, "expansions", store.forget_parts_once().await).await?;
         done.push(format!("forgot {forgotten} members of expansions that ended on their way"));
     }
+    if store.take_duty("pacing", STRAYS).await? {
+        let forgotten = or_give_back(store, "pacing", store.forget_pacing_once().await).await?;
+        done.push(format!("forgot {forgotten} throttles and digests whose time is over"));
+    }
     if store.take_duty("rollups", ROLLUPS).await? {
         let folded = or_give_back(store, "rollups", store.fold_rollups_once(kpi).await).await?;
         done.push(format!("added {folded} new counts to the statistics by minute and hour"));

@@ -71,8 +71,8 @@ struct Ended {
     state: FinishedState,
     code: &'static str,
     noted: Noted,
-    /// Whether it ends only if another delivery holds its send key.
-    if_duplicate: bool,
+    /// Whether it ends only if another delivery holds its send key, or if a throttle or digest takes it.
+    if_written: bool,
 }
 
 /// The steps of a batch, sorted by what is done with them.
@@ -121,7 +121,7 @@ async fn expand_sought(
     slots: &mut Option<OwnedSemaphorePermit>,
 ) {
     let leases: Vec<Lease> = sought.iter().map(|(delivery, ..)| Lease::of(delivery)).collect();
-    let answered = match lookup::expand_all(crew, table, sought).await {
+    let answered = match lookup::expand_all(crew, table, sought, clock.now()).await {
         Ok(answered) => answered,
         Err(problem) => {
             let wait = crew.expanding.wait();
@@ -203,14 +203,15 @@ impl Sorted {
 
 fn counted(crew: &Crew, note: &StoredNotification, expanded: &Expanded) -> Vec<Ended> {
     let ended = |(n, target): (i32, &Target)| {
-        let (state, code, if_duplicate) = match target.fate {
+        let (state, code, if_written) = match target.fate {
             Fate::Ended { state, code, .. } => (state, code, false),
-            Fate::Lane(_) => (FinishedState::Skipped, DUPLICATE, target.once.map(|_| true)?),
+            Fate::Lane(_) if target.once.is_none() && target.pacing.is_none() => return None,
+            Fate::Lane(_) => (FinishedState::Skipped, DUPLICATE, true),
         };
         let channel = target.facts.channel();
         let counts = crew.tools.metrics.of(&note.event_type, channel);
         let noted = Noted::new(counts, Finish::Ended(state), || About::new(note, channel, None));
-        Some(Ended { n, state, code, noted, if_duplicate })
+        Some(Ended { n, state, code, noted, if_written })
     };
     (expanded.first..).zip(&expanded.targets).filter_map(ended).collect()
 }
@@ -357,9 +358,15 @@ async fn write_chunk(crew: &Crew, chunk: Vec<(Expanded, Vec<Ended>)>) -> Result<
 
 /// Counts the targets that ended when they were written, and gives the lease up.
 fn note_written(crew: &Crew, lease: &Lease, ended: Vec<Ended>, written: &Written) {
-    for Ended { n, state, code, noted, if_duplicate } in ended {
+    for Ended { n, state, code, noted, if_written } in ended {
         let key = DeliveryKey { n, ..lease.key };
-        if !if_duplicate || written.duplicates.contains(&key) {
+        let paced = || written.ended.iter().find(|(ended, _)| *ended == key).map(|(_, code)| *code);
+        let code = match if_written {
+            true if written.duplicates.contains(&key) => Some(code),
+            true => paced(),
+            false => Some(code),
+        };
+        if let Some(code) = code {
             crew.settler.count_ended(key, state, code, &noted);
         }
     }

@@ -49,7 +49,7 @@ pub type Answered = (Delivery, Arc<StoredNotification>, Answer);
 
 /// Returns what a notification needs before it can be expanded. `None` if it needs nothing.
 pub fn of(delivery: &Delivery, note: &StoredNotification, table: &Table) -> Option<Lookup> {
-    let lookup = model::lookup(note, table.content.get(note.tenant), pin_of(delivery, note))?;
+    let lookup = model::lookup(note, table.content.get(note.tenant), pin_of(delivery, note, table))?;
     Some(match delivery.lost_since {
         // A worker that did not know the templates yet may have sent the notification from its own row.
         Some(lost) => lookup.without_late_templates(note, |since| attempt::was_before(lost, since)),
@@ -57,14 +57,17 @@ pub fn of(delivery: &Delivery, note: &StoredNotification, table: &Table) -> Opti
     })
 }
 
-/// What a resend has fixed on the notification's own row (`store/acts/resend.rs`).
-fn pin_of(delivery: &Delivery, note: &StoredNotification) -> Pin {
+/// What a resend or a digest has fixed on the notification's own row (`store/acts/resend.rs`, `store/queue/pacing.rs`).
+fn pin_of(delivery: &Delivery, note: &StoredNotification, table: &Table) -> Pin {
     let facts = &delivery.facts;
     let (id, version) = match (&facts.template, facts.template_version) {
         (Some(id), Some(version)) => (id.clone(), version),
         (None, Some(_)) => return Pin::Direct,
         _ => return Pin::None,
     };
+    // A digest takes the template's newest version, unless the template is not used any more.
+    let present = table.content.get(note.tenant).and_then(|content| content.template(&note.event_type, &id));
+    let version = present.filter(|_| !note.is_resend()).map_or(version, |entry| entry.version);
     Pin::Template(Box::new(TemplateEntry {
         id,
         event_type: note.event_type.clone(),
@@ -74,12 +77,19 @@ fn pin_of(delivery: &Delivery, note: &StoredNotification) -> Pin {
         scope: Default::default(),
         version,
         once_per_entity: false,
+        throttle: None,
+        digest: None,
         active_since: Timestamp::from_micros(0),
     }))
 }
 
 /// Expands notifications that need a lookup.
-pub async fn expand_all(crew: &Crew, table: &Table, batch: Vec<Sought>) -> Result<Vec<Answered>, DbError> {
+pub async fn expand_all(
+    crew: &Crew,
+    table: &Table,
+    batch: Vec<Sought>,
+    now: Timestamp,
+) -> Result<Vec<Answered>, DbError> {
     let with_lists: Vec<_> = batch
         .iter()
         .filter(|(.., lookup)| !lookup.lists.is_empty())
@@ -88,7 +98,7 @@ pub async fn expand_all(crew: &Crew, table: &Table, batch: Vec<Sought>) -> Resul
     let in_parts = crew.tools.store.in_parts(&with_lists).await?;
     let (parts, batch): (Vec<_>, Vec<_>) = batch.into_iter().partition(|(_, note, _)| in_parts.contains(&note.id));
     let (batch, mut own, late) = own_addresses(crew, batch).await?;
-    let mut found = Found { lists: lists(crew, &batch).await?, ..Found::default() };
+    let mut found = Found { at: now, lists: lists(crew, &batch).await?, users: HashMap::new() };
     found.users = crew.tools.store.users_by_id(&users(&batch, &found, &own)).await?;
     let mut answered: Vec<Answered> =
         late.into_iter().map(|(delivery, note, _)| (delivery, note, Answer::Wait)).collect();
@@ -103,7 +113,7 @@ pub async fn expand_all(crew: &Crew, table: &Table, batch: Vec<Sought>) -> Resul
         answered.push((delivery, note, answer));
     }
     for (delivery, note, lookup) in parts {
-        let part = next_part(crew, table, &delivery, &note, &lookup).await?;
+        let part = next_part(crew, table, (&delivery, &note), &lookup, now).await?;
         answered.push((delivery, note, Answer::Part(part)));
     }
     skip_suppressed(crew, table, &mut answered).await?;
@@ -114,16 +124,16 @@ pub async fn expand_all(crew: &Crew, table: &Table, batch: Vec<Sought>) -> Resul
 async fn next_part(
     crew: &Crew,
     table: &Table,
-    delivery: &Delivery,
-    note: &StoredNotification,
+    (delivery, note): (&Delivery, &StoredNotification),
     lookup: &Lookup,
+    now: Timestamp,
 ) -> Result<Part, DbError> {
     let store = &crew.tools.store;
     let NextPart { first, members, until, is_last } =
         store.next_part(note.tenant, note.id, TARGETS / lookup.channels(note)).await?;
     let is_user = |member: &&ListMember| member.kind == "user";
     let users: Vec<_> = members.iter().filter(is_user).map(|user| (note.tenant, user.member.clone())).collect();
-    let found = Found { users: store.users_by_id(&users).await?, ..Found::default() };
+    let found = Found { at: now, users: store.users_by_id(&users).await?, lists: HashMap::new() };
     let (content, routes) = (table.content.get(note.tenant), table.routes(note.tenant));
     let mut targets = model::fan_out_part(note, routes, content, lookup, (&found, &members));
     let addresses: Vec<&str> = targets.iter().map(|target| target.facts.target()).collect();

@@ -1,14 +1,16 @@
 //! Renders the content of deliveries before they are announced, and builds the message for the driver.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use postcommit::Timestamp;
 use postcommit_channel::driver::{Message, RawEvent};
-use postcommit_channel::model::{Delivery, Finish, FinishedState, Reason, StoredNotification};
+use postcommit_channel::model::{Delivery, Finish, FinishedState, Reason, StoredNotification, digest_payload};
 use postcommit_channel::render::{Content, render};
 use postcommit_channel::template::{FlatPayload, Warning};
+use serde_json::value::RawValue;
+use uuid::Uuid;
 
 use super::lanes::Lane;
 use super::links::Links;
@@ -17,7 +19,7 @@ use super::settler::{Noted, unbegun};
 use super::templates::Versions;
 use super::{Claimed, Crew};
 use crate::db::DbError;
-use crate::store::{Lease, VersionKey};
+use crate::store::{DigestKey, Lease, VersionKey};
 
 /// The rendered content of a delivery.
 pub(super) struct Rendering {
@@ -53,16 +55,16 @@ pub(super) async fn render_all(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, no
     if templated.is_empty() {
         return rendered;
     }
-    let (versions, links) = match load(crew, &templated).await {
+    let ingredients = match load(crew, &templated).await {
         Ok(loaded) => loaded,
         Err(problem) => {
             let wait = crew.reading.wait();
-            tracing::warn!(%problem, ?wait, "could not read templates; the deliveries are returned and wait");
+            tracing::warn!(%problem, ?wait, "could not read templates or the items of digests; the deliveries are returned and wait");
             crew.settler.put_off(templated.iter().map(|(delivery, _)| Lease::of(delivery)), now.plus(wait));
             return rendered;
         }
     };
-    for (claimed, result) in crew.templates.in_turns(templated, renderer(versions, links)).await {
+    for (claimed, result) in crew.templates.in_turns(templated, renderer(ingredients)).await {
         match result {
             Ok(rendering) => rendered.push((claimed, rendering)),
             Err(refusal) => park(crew, lane, claimed, refusal),
@@ -71,19 +73,44 @@ pub(super) async fn render_all(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, no
     rendered
 }
 
-/// Reads what a batch is rendered with.
-async fn load(crew: &Crew, batch: &[Claimed]) -> Result<(Versions, Links), DbError> {
+/// What a batch is rendered with.
+struct Ingredients {
+    versions: Versions,
+    links: Links,
+    /// The items of digests, by the notification of the digest.
+    items: HashMap<Uuid, Vec<Box<RawValue>>>,
+}
+
+async fn load(crew: &Crew, batch: &[Claimed]) -> Result<Ingredients, DbError> {
     let store = &crew.tools.store;
     let wanted: BTreeSet<VersionKey> = batch.iter().map(|(delivery, _)| version_of(delivery)).collect();
     let versions = crew.templates.load(store, wanted).await?;
-    if !versions.values().any(|version| version.unsubscribes()) {
-        return Ok((versions, Links::default()));
-    }
     let shows_link =
         |(delivery, _): &&Claimed| versions.get(&version_of(delivery)).is_some_and(|version| version.unsubscribes());
-    let event_types = batch.iter().filter(shows_link).map(|(_, note)| (note.tenant, note.event_type.clone())).collect();
-    let links = Links::load(store, &crew.tools.public_url, event_types).await?;
-    Ok((versions, links))
+    let links = match versions.values().any(|version| version.unsubscribes()) {
+        false => Links::default(),
+        true => {
+            let of_note = |(_, note): &Claimed| (note.tenant, note.event_type.clone());
+            let event_types = batch.iter().filter(shows_link).map(of_note).collect();
+            Links::load(store, &crew.tools.public_url, event_types).await?
+        }
+    };
+    let items = store.digest_items(&digests(batch)).await?;
+    Ok(Ingredients { versions, links, items })
+}
+
+/// The deliveries of digests.
+fn digests(batch: &[Claimed]) -> Vec<DigestKey> {
+    let own = batch.iter().filter(|(_, note)| note.may_be_digest());
+    own.map(|(_, note)| (note.tenant, note.id)).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// What a notification is rendered from: its payload, or the items of a digest.
+fn payload_of(note: &StoredNotification, items: &HashMap<Uuid, Vec<Box<RawValue>>>) -> FlatPayload {
+    match items.get(&note.id) {
+        Some(items) => FlatPayload::new(&digest_payload(items)),
+        None => FlatPayload::new(&note.payload),
+    }
 }
 
 fn version_of(delivery: &Delivery) -> VersionKey {
@@ -94,8 +121,7 @@ fn version_of(delivery: &Delivery) -> VersionKey {
 /// Returns the function that renders one delivery after the other. Deliveries of one notification follow each other and
 /// share its flat payload.
 fn renderer(
-    versions: Versions,
-    links: Links,
+    Ingredients { versions, links, items }: Ingredients,
 ) -> impl FnMut(Claimed) -> (Claimed, Result<Rendering, Refusal>) + Send + 'static {
     let mut last: Option<(Arc<StoredNotification>, FlatPayload)> = None;
     move |claimed| {
@@ -106,7 +132,7 @@ fn renderer(
             return (claimed, Err(("template_not_found", detail)));
         };
         let known = last.take().filter(|(known, _)| known.id == note.id);
-        let (_, payload) = last.insert(known.unwrap_or_else(|| (note.clone(), FlatPayload::new(&note.payload))));
+        let (_, payload) = last.insert(known.unwrap_or_else(|| (note.clone(), payload_of(note, &items))));
         let result = match version.render(&delivery.facts, note, payload, &links) {
             Ok((content, warnings)) => Ok(Rendering { content, warnings: written(&warnings) }),
             Err(failure) => Err((failure.code(), format!("template {:?}, version {}: {failure}", key.1, key.2))),

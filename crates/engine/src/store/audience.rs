@@ -13,6 +13,7 @@ use tokio_postgres::types::ToSql;
 use crate::db::{Db, DbError, Row, Value, postgres, sqlite};
 use crate::store::Store;
 use crate::store::unreadable::legible;
+use crate::store::users::quiet_hours;
 
 /// The members of a list and of the lists inside it, each once.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -196,7 +197,7 @@ fn profile(row: &Row) -> Result<Profile, DbError> {
         name: row.get(2)?,
         language: row.get(3)?,
         time_zone: row.get(4)?,
-        quiet_hours: row.get(5)?,
+        quiet_hours: quiet_hours(row, 5)?,
         data: row.get(6)?,
     })
 }

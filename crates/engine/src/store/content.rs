@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
-use postcommit_channel::model::TemplateEntry;
+use postcommit_channel::model::{QuietRule, TemplateEntry};
 use postcommit_channel::template::Source;
 use serde_json::json;
 
 use crate::db::{Db, DbError, Row, Value};
 use crate::store::Store;
-use crate::store::templates::source;
+use crate::store::templates::{source, stored_rule};
 use crate::store::unreadable::legible;
 
 /// A template's version: tenant, template and number.
@@ -19,10 +19,10 @@ pub type VersionKey = (i32, String, i32);
 pub struct ContentChanges {
     /// Templates with their tenants, and whether each is used.
     pub templates: Vec<(i32, TemplateEntry, bool)>,
-    /// Tenants, their event types, and whether users cannot opt out of each.
-    pub event_types: Vec<(i32, String, bool)>,
-    /// Tenants and their default languages.
-    pub languages: Vec<(i32, Option<String>)>,
+    /// Tenants, their event types, whether users cannot opt out of each, and what each does in quiet hours.
+    pub event_types: Vec<(i32, String, bool, QuietRule)>,
+    /// Tenants, their default languages and their time zones.
+    pub defaults: Vec<(i32, Option<String>, Option<String>)>,
     /// Tenants that have preferences or suppressions.
     pub guarded: Vec<i32>,
 }
@@ -32,25 +32,32 @@ impl Store {
     pub async fn content_changes(&self, since: Option<i64>) -> Result<ContentChanges, DbError> {
         let since = vec![Value::Int(since.unwrap_or(-1))];
         let templates = "SELECT tenant, id, event_type, channel, audience, language, scope_type, scope_id, version,
-              once_per = 'entity', active_since, active AND deleted_at IS NULL
+              once_per = 'entity', active_since, active AND deleted_at IS NULL, throttle, digest
             FROM postcommit.template
             WHERE changed > $1
             ORDER BY tenant, id";
         // The others are few and share a statement. The first column tells them apart.
-        let others = "SELECT 1, tenant, name, mandatory AND deleted_at IS NULL
+        let others = "SELECT 1, tenant, name, mandatory AND deleted_at IS NULL,
+              CASE WHEN deleted_at IS NULL THEN quiet_hours END
             FROM postcommit.event_type
             WHERE changed > $1
-            UNION ALL SELECT 2, tenant, language, false FROM postcommit.content_settings WHERE changed > $1
-            UNION ALL SELECT 3, tenant, NULL, false FROM postcommit.content_guard WHERE changed > $1";
+            UNION ALL SELECT 2, tenant, language, false, time_zone FROM postcommit.content_settings WHERE changed > $1
+            UNION ALL SELECT 3, tenant, NULL, false, NULL FROM postcommit.content_guard WHERE changed > $1";
         let (templates, others) =
             tokio::try_join!(self.db.query(templates, since.clone()), self.db.query(others, since))?;
         let templates = legible("templates", templates.iter().map(entry));
         let mut changes = ContentChanges { templates, ..ContentChanges::default() };
-        let read = |row: &Row| Ok((row.get::<i32>(0)?, row.get(1)?, row.get::<Option<String>>(2)?, row.get(3)?));
-        for (kind, tenant, name, mandatory) in legible("content", others.iter().map(read)) {
+        type Other = (i32, i32, Option<String>, bool, Option<String>);
+        let read = |row: &Row| -> Result<Other, DbError> {
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
+        };
+        for (kind, tenant, name, mandatory, more) in legible("content", others.iter().map(read)) {
             match kind {
-                1 => changes.event_types.push((tenant, name.unwrap_or_default(), mandatory)),
-                2 => changes.languages.push((tenant, name)),
+                1 => {
+                    let rule = more.and_then(|rule| QuietRule::named(&rule).ok()).unwrap_or_default();
+                    changes.event_types.push((tenant, name.unwrap_or_default(), mandatory, rule));
+                }
+                2 => changes.defaults.push((tenant, name, more)),
                 _ => changes.guarded.push(tenant),
             }
         }
@@ -91,6 +98,8 @@ fn entry(row: &Row) -> Result<(i32, TemplateEntry, bool), DbError> {
         scope: (row.get(6)?, row.get(7)?),
         version: row.get(8)?,
         once_per_entity: row.get(9)?,
+        throttle: stored_rule(row, 12)?,
+        digest: stored_rule(row, 13)?,
         active_since: row.get(10)?,
     };
     Ok((row.get(0)?, entry, row.get(11)?))

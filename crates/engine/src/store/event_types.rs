@@ -4,6 +4,7 @@
 use std::collections::{BTreeSet, HashSet};
 
 use postcommit::{Recipient, Timestamp, check, limits};
+use postcommit_channel::model::QuietRule;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
@@ -30,6 +31,8 @@ pub struct EventTypeDraft {
     pub placeholders: Vec<String>,
     /// Whether users cannot opt out of it. Suppressed addresses stay suppressed.
     pub mandatory: bool,
+    /// What is done with messages that fall into the quiet hours of a user: `delay`, `skip` or `ignore`.
+    pub quiet_hours: QuietRule,
 }
 
 /// The fields to set. Others keep their values. `Some(None)` removes a value.
@@ -39,6 +42,7 @@ pub struct EventTypeChange {
     pub sample: Option<Option<Json>>,
     pub placeholders: Option<Vec<String>>,
     pub mandatory: Option<bool>,
+    pub quiet_hours: Option<QuietRule>,
 }
 
 /// A declared event type.
@@ -92,6 +96,7 @@ impl EventTypeDraft {
             sample: change.sample.unwrap_or_else(|| self.sample.clone()),
             placeholders: change.placeholders.unwrap_or_else(|| self.placeholders.clone()),
             mandatory: change.mandatory.unwrap_or(self.mandatory),
+            quiet_hours: change.quiet_hours.unwrap_or(self.quiet_hours),
         }
     }
 }
@@ -114,23 +119,24 @@ pub struct EventTypeFilter {
 
 const SELECT: &str =
     "SELECT e.tenant, t.name, e.name, e.description, e.sample, e.placeholders, e.mandatory, e.revision,
-      e.created_at, e.updated_at
+      e.created_at, e.updated_at, e.quiet_hours
     FROM postcommit.event_type e
     JOIN postcommit.tenant t ON t.id = e.tenant
     WHERE e.deleted_at IS NULL";
 /// Declares it, or declares a deleted one again. The deleted one stays as a row, so that dispatchers hear of it.
 const DECLARE: &str =
     "INSERT INTO postcommit.event_type AS known (tenant, name, description, sample, placeholders, mandatory,
-      created_at, updated_at)
-    VALUES ($1, $2, $3, $4, $5, $6, {now}, {now})
+      quiet_hours, created_at, updated_at)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, {now}, {now})
     ON CONFLICT (tenant, name) DO UPDATE
     SET description = excluded.description, sample = excluded.sample, placeholders = excluded.placeholders,
-      mandatory = excluded.mandatory, created_at = excluded.created_at, updated_at = excluded.updated_at,
+      mandatory = excluded.mandatory, quiet_hours = excluded.quiet_hours, created_at = excluded.created_at, updated_at = excluded.updated_at,
       revision = known.revision + 1, deleted_at = NULL
     WHERE known.deleted_at IS NOT NULL";
 const UPDATE: &str = "UPDATE postcommit.event_type
-    SET description = $3, sample = $4, placeholders = $5, mandatory = $6, revision = revision + 1, updated_at = {now}
-    WHERE tenant = $1 AND name = $2 AND deleted_at IS NULL AND revision = $7";
+    SET description = $3, sample = $4, placeholders = $5, mandatory = $6, quiet_hours = $7,
+      revision = revision + 1, updated_at = {now}
+    WHERE tenant = $1 AND name = $2 AND deleted_at IS NULL AND revision = $8";
 
 impl Store {
     /// Declares an event type.
@@ -142,7 +148,7 @@ impl Store {
     ) -> Result<EventTypeRow, EditError> {
         path_name(name)?;
         draft.check()?;
-        let entry = AuditEntry::new(tenant, "event_type.create", name).details(json!({"mandatory": draft.mandatory}));
+        let entry = AuditEntry::new(tenant, "event_type.create", name).details(audited(draft));
         if !self.change(DECLARE, columns(tenant, name, draft), entry).await? {
             return Err(Subject("event type", name).exists());
         }
@@ -167,8 +173,7 @@ impl Store {
             to.check()?;
             let mut parameters = columns(tenant, name, &to);
             parameters.push(from.revision.into());
-            let details = json!({"mandatory": to.mandatory});
-            let entry = AuditEntry::new(tenant, "event_type.update", name).details(details);
+            let entry = AuditEntry::new(tenant, "event_type.update", name).details(audited(&to));
             if self.change(UPDATE, parameters, entry).await? {
                 return self.known_event_type(tenant, name).await;
             }
@@ -234,6 +239,10 @@ impl Store {
     }
 }
 
+fn audited(draft: &EventTypeDraft) -> Json {
+    json!({"mandatory": draft.mandatory, "quiet_hours": draft.quiet_hours})
+}
+
 fn columns(tenant: i32, name: &str, draft: &EventTypeDraft) -> Vec<Value> {
     vec![
         tenant.into(),
@@ -242,6 +251,7 @@ fn columns(tenant: i32, name: &str, draft: &EventTypeDraft) -> Vec<Value> {
         draft.sample.clone().into(),
         Value::Texts(draft.placeholders.clone()),
         draft.mandatory.into(),
+        draft.quiet_hours.name().into(),
     ]
 }
 
@@ -252,6 +262,7 @@ fn listed(row: &Row) -> Result<EventTypeRow, DbError> {
         sample: row.get(4)?,
         placeholders: row.get(5)?,
         mandatory: read.or(6, "mandatory", false),
+        quiet_hours: QuietRule::named(&row.get::<String>(10)?).map_err(DbError::Unreadable)?,
     };
     let mut listed = EventTypeRow {
         tenant_id: row.get(0)?,

@@ -7,6 +7,7 @@ pub(in crate::store) mod due_lanes;
 pub(in crate::store) mod expand;
 pub(in crate::store) mod limited;
 pub(in crate::store) mod low_water;
+pub(in crate::store) mod pacing;
 pub(in crate::store) mod parts;
 pub(in crate::store) mod row;
 pub(in crate::store) mod settle;

@@ -2,7 +2,9 @@
 //! and settings, so that a delivery renders to the same bytes for ever.
 
 use postcommit::Timestamp;
+use postcommit_channel::model::{DigestRule, Throttle};
 use postcommit_channel::template::Source;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value as Json, json};
@@ -41,6 +43,10 @@ pub struct TemplateDraft {
     pub active: bool,
     /// `entity`: one entity gets it once per event type. `notification`: each notification sends it.
     pub once_per: String,
+    /// The most messages for one recipient in a period, and what becomes of the rest. `null`: no limit.
+    pub throttle: Option<Throttle>,
+    /// Collects the events of a recipient, and sends one message with all of them. `null`: each event is sent.
+    pub digest: Option<DigestRule>,
 }
 
 /// A template as it is stored.
@@ -103,7 +109,7 @@ pub struct TemplateFilter {
 pub struct TemplatePosition(pub i32, pub String);
 
 const COLUMNS: &str = "n.name, t.id, t.event_type, t.channel, t.audience, t.language, t.scope_type, t.scope_id,
-    t.active, t.once_per, t.version, t.revision, t.created_at, t.updated_at, t.tenant";
+    t.active, t.once_per, t.version, t.revision, t.created_at, t.updated_at, t.tenant, t.throttle, t.digest";
 const TABLES: &str = "postcommit.template t JOIN postcommit.tenant n ON n.id = t.tenant";
 const PAYLOAD: RowQuery =
     RowQuery { columns: "payload", of_one: "postcommit.notification WHERE tenant = $1 AND id = $2" };
@@ -189,19 +195,21 @@ impl Store {
     ) -> Result<bool, DbError> {
         let mut parameters = SqlParameters(place(tenant, draft));
         let (active, once_per) = (parameters.add(draft.active), parameters.add(draft.once_per.as_str()));
+        let (throttle, digest) = (parameters.add(rule(&draft.throttle)), parameters.add(rule(&draft.digest)));
         let most = parameters.add(i64::try_from(TEMPLATES).unwrap_or(i64::MAX));
         let is_as_read = self.is_as_read(made_from, &mut parameters);
         let insert = format!(
             "INSERT INTO postcommit.template AS t (tenant, id, event_type, channel, audience, language, scope_type,
-               scope_id, active, once_per, version, created_at, updated_at)
-             SELECT $1, $2, $3, $4, $5, $6, $7, $8, {active}, {once_per}, 1, {{now}}, {{now}}
+               scope_id, active, once_per, throttle, digest, version, created_at, updated_at)
+             SELECT $1, $2, $3, $4, $5, $6, $7, $8, {active}, {once_per}, {throttle}, {digest}, 1, {{now}}, {{now}}
              WHERE (SELECT count(*) FROM postcommit.template WHERE tenant = $1 AND deleted_at IS NULL) < {most}
                AND (NOT {active} OR NOT EXISTS (SELECT 1 FROM postcommit.template o WHERE {AT_PLACE}))
                AND {is_as_read}
              ON CONFLICT (tenant, id) DO UPDATE
                SET event_type = excluded.event_type, channel = excluded.channel, audience = excluded.audience,
                  language = excluded.language, scope_type = excluded.scope_type, scope_id = excluded.scope_id,
-                 active = excluded.active, once_per = excluded.once_per, version = t.version + 1,
+                 active = excluded.active, once_per = excluded.once_per, throttle = excluded.throttle,
+                 digest = excluded.digest, version = t.version + 1,
                  revision = t.revision + 1, created_at = {{now}}, updated_at = {{now}}, deleted_at = NULL
                WHERE t.deleted_at IS NOT NULL"
         );
@@ -221,6 +229,7 @@ impl Store {
         let tenant = from.tenant_id;
         let mut parameters = SqlParameters(place(tenant, to));
         let (active, once_per) = (parameters.add(to.active), parameters.add(to.once_per.as_str()));
+        let (throttle, digest) = (parameters.add(rule(&to.throttle)), parameters.add(rule(&to.digest)));
         let (revision, step) = (parameters.add(from.revision), i32::from(new_version.is_some()));
         let is_as_read = match new_version {
             Some((_, _, made_from)) => self.is_as_read(made_from, &mut parameters),
@@ -229,7 +238,8 @@ impl Store {
         let update = format!(
             "UPDATE postcommit.template AS t
              SET event_type = $3, channel = $4, audience = $5, language = $6, scope_type = $7, scope_id = $8,
-               active = {active}, once_per = {once_per}, version = version + {step}, revision = revision + 1,
+               active = {active}, once_per = {once_per}, throttle = {throttle}, digest = {digest},
+               version = version + {step}, revision = revision + 1,
                updated_at = {{now}}
              WHERE t.tenant = $1 AND t.id = $2 AND t.revision = {revision} AND t.deleted_at IS NULL
                AND (NOT {active} OR NOT EXISTS (SELECT 1 FROM postcommit.template o WHERE {AT_PLACE}))
@@ -390,6 +400,8 @@ fn listed(row: &Row) -> Result<TemplateRow, DbError> {
         scope_id: row.get(7)?,
         active: row.get(8)?,
         once_per: row.get(9)?,
+        throttle: stored_rule(row, 15)?,
+        digest: stored_rule(row, 16)?,
     };
     Ok(TemplateRow {
         tenant: row.get(0)?,
@@ -400,6 +412,17 @@ fn listed(row: &Row) -> Result<TemplateRow, DbError> {
         updated_at: row.get(13)?,
         tenant_id: row.get(14)?,
     })
+}
+
+/// A throttle or digest as a parameter.
+fn rule(rule: &Option<impl Serialize>) -> Value {
+    rule.as_ref().map(|rule| json!(rule)).into()
+}
+
+/// Reads a throttle or digest. One that cannot be read is none.
+pub(in crate::store) fn stored_rule<T: DeserializeOwned>(row: &Row, place: usize) -> Result<Option<T>, DbError> {
+    let stored: Option<Json> = row.get(place)?;
+    Ok(stored.and_then(|json| serde_json::from_value(json).ok()))
 }
 
 fn version(row: &Row) -> Result<VersionRow, DbError> {

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use postcommit::{Recipient, Timestamp, check, limits};
-use postcommit_channel::model::{ADDRESS_KINDS, address};
+use postcommit_channel::model::{ADDRESS_KINDS, QuietHours, address};
 use postcommit_channel::template::check_time_zone;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
@@ -48,6 +48,8 @@ pub struct UserDraft {
     pub language: Option<String>,
     /// A name of the IANA time zone database such as `Asia/Kolkata`.
     pub time_zone: Option<String>,
+    /// When the user is left alone, in the user's time zone.
+    pub quiet_hours: Option<QuietHours>,
     /// Fields that templates read as `user.data.name`: an object of at most 2,048 bytes.
     #[cfg_attr(feature = "openapi", schema(value_type = Object))]
     pub data: Json,
@@ -57,7 +59,7 @@ pub struct UserDraft {
 
 impl Default for UserDraft {
     fn default() -> Self {
-        Self { name: None, language: None, time_zone: None, data: json!({}), addresses: vec![] }
+        Self { name: None, language: None, time_zone: None, quiet_hours: None, data: json!({}), addresses: vec![] }
     }
 }
 
@@ -67,6 +69,7 @@ pub struct UserChange {
     pub name: Option<Option<String>>,
     pub language: Option<Option<String>>,
     pub time_zone: Option<Option<String>>,
+    pub quiet_hours: Option<Option<QuietHours>>,
     pub data: Option<Json>,
     /// All addresses.
     pub addresses: Option<Vec<UserAddress>>,
@@ -81,6 +84,7 @@ impl UserChange {
             name: change.name.unwrap_or(user.name),
             language: change.language.unwrap_or(user.language),
             time_zone: change.time_zone.unwrap_or(user.time_zone),
+            quiet_hours: change.quiet_hours.unwrap_or(user.quiet_hours),
             data: change.data.unwrap_or(user.data),
             addresses: change.addresses.unwrap_or(user.addresses),
         }
@@ -122,6 +126,7 @@ impl UserDraft {
         text("name", self.name.as_deref(), limits::NAME_CHARS)?;
         language("language", self.language.as_deref())?;
         time_zone("time_zone", self.time_zone.as_deref())?;
+        self.quiet_hours.as_ref().map_or(Ok(()), QuietHours::check).map_err(EditError::Refused)?;
         if !self.data.is_object() {
             return Err(EditError::Refused("data: must be an object".into()));
         }
@@ -157,6 +162,7 @@ impl UserDraft {
             ("name", self.name != other.name),
             ("language", self.language != other.language),
             ("time_zone", self.time_zone != other.time_zone),
+            ("quiet_hours", self.quiet_hours != other.quiet_hours),
             ("data", self.data != other.data),
             ("addresses", self.addresses != other.addresses),
         ];
@@ -193,13 +199,14 @@ pub struct UserFilter {
     pub limit: i64,
 }
 
-const INSERT: &str = "INSERT INTO postcommit.user_profile (tenant, id, name, language, time_zone, data, created_at,
-      updated_at)
-    VALUES ($1, $2, $3, $4, $5, $6, {now}, {now})
+const INSERT: &str = "INSERT INTO postcommit.user_profile (tenant, id, name, language, time_zone, data, quiet_hours,
+      created_at, updated_at)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, {now}, {now})
     ON CONFLICT (tenant, id) DO NOTHING";
 const UPDATE: &str = "UPDATE postcommit.user_profile
-    SET name = $3, language = $4, time_zone = $5, data = $6, revision = revision + 1, updated_at = {now}
-    WHERE tenant = $1 AND id = $2 AND revision = $7";
+    SET name = $3, language = $4, time_zone = $5, data = $6, quiet_hours = $7, revision = revision + 1,
+      updated_at = {now}
+    WHERE tenant = $1 AND id = $2 AND revision = $8";
 
 impl Store {
     /// Creates a user.
@@ -365,7 +372,8 @@ impl Store {
         format!(
             "SELECT u.tenant, t.name, u.id, u.name, u.language, u.time_zone, u.data, u.revision, u.created_at,
                u.updated_at,
-               ({addresses} FROM postcommit.user_address a WHERE a.tenant = u.tenant AND a.user_id = u.id)
+               ({addresses} FROM postcommit.user_address a WHERE a.tenant = u.tenant AND a.user_id = u.id),
+               u.quiet_hours
              FROM postcommit.user_profile u
              JOIN postcommit.tenant t ON t.id = u.tenant"
         )
@@ -380,6 +388,7 @@ fn profile(tenant: i32, id: &str, user: &UserDraft) -> Vec<Value> {
         user.language.as_deref().into(),
         user.time_zone.as_deref().into(),
         user.data.clone().into(),
+        user.quiet_hours.as_ref().map(|hours| json!(hours)).into(),
     ]
 }
 
@@ -390,6 +399,7 @@ fn listed(row: &Row) -> Result<UserRow, DbError> {
         name: row.get(3)?,
         language: row.get(4)?,
         time_zone: row.get(5)?,
+        quiet_hours: quiet_hours(row, 11)?,
         data: row.get(6)?,
         addresses: addresses.map_or(Ok(vec![]), |json| addresses_in(&json))?,
     };
@@ -404,6 +414,12 @@ fn listed(row: &Row) -> Result<UserRow, DbError> {
     };
     listed.user.name = read.problem().or(listed.user.name);
     Ok(listed)
+}
+
+/// Reads the quiet hours in a column. Hours that cannot be read are none, so that the user stays usable.
+pub(in crate::store) fn quiet_hours(row: &Row, place: usize) -> Result<Option<QuietHours>, DbError> {
+    let stored: Option<Json> = row.get(place)?;
+    Ok(stored.and_then(|json| serde_json::from_value(json).ok()))
 }
 
 fn addresses_in(json: &str) -> Result<Vec<UserAddress>, DbError> {

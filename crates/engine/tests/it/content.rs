@@ -3,7 +3,9 @@
 mod addressed;
 mod held;
 mod hostile;
+mod pacing;
 mod parts;
+mod quiet_hours;
 mod resent;
 mod send_keys;
 mod templated;
@@ -50,9 +52,10 @@ impl World {
         parameters.push(or("missing", "empty"));
         self.execute(sql, parameters).await;
         let sql = "INSERT INTO postcommit.template (tenant, id, channel, version, event_type, audience, language,
-              scope_type, scope_id, once_per, created_at, updated_at)
-            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, {now}, {now})
+              scope_type, scope_id, once_per, throttle, digest, created_at, updated_at)
+            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, {now}, {now})
             ON CONFLICT (tenant, id) DO UPDATE SET version = excluded.version, updated_at = {now}";
+        let rule = |name: &str| more.get(name).map_or(Value::Null, |rule| Value::Json(rule.to_string()));
         let parameters = vec![
             self.tenant.into(),
             id.into(),
@@ -64,6 +67,8 @@ impl World {
             or("scope_type", ""),
             or("scope_id", ""),
             or("once_per", "notification"),
+            rule("throttle"),
+            rule("digest"),
         ];
         self.execute(sql, parameters).await;
     }
@@ -101,9 +106,14 @@ impl World {
     pub async fn user(&self, id: &str, addresses: &[(&str, &str)], more: serde_json::Value) {
         let text = |name: &str| more.get(name).and_then(serde_json::Value::as_str).map(str::to_owned);
         let data = Value::Json(more.get("data").unwrap_or(&json!({})).to_string());
-        let sql = "INSERT INTO postcommit.user_profile (tenant, id, name, language, data, created_at, updated_at)
-            VALUES ($1, $2, $3, $4, $5, {now}, {now})";
-        let parameters = vec![self.tenant.into(), id.into(), text("name").into(), text("language").into(), data];
+        let sql = "INSERT INTO postcommit.user_profile (tenant, id, name, language, data, time_zone, quiet_hours,
+              created_at, updated_at)
+            VALUES ($1, $2, $3, $4, $5, $6, $7, {now}, {now})";
+        let quiet = more.get("quiet_hours").map(|hours| Value::Json(hours.to_string())).unwrap_or(Value::Null);
+        let texts = ["name", "language"].map(|name| Value::from(text(name)));
+        let mut parameters = vec![self.tenant.into(), id.into()];
+        parameters.extend(texts);
+        parameters.extend([data, text("time_zone").into(), quiet]);
         self.execute(sql, parameters).await;
         for (position, (kind, address)) in (1_i32..).zip(addresses) {
             let sql = "INSERT INTO postcommit.user_address (tenant, user_id, kind, position, address)

@@ -1,5 +1,6 @@
 //! Declared event types; on both databases.
 
+use postcommit_channel::model::QuietRule;
 use postcommit_engine::store::{EditError, EventTypeChange, EventTypeDraft, EventTypeFilter};
 use serde_json::json;
 
@@ -9,6 +10,7 @@ fn draft() -> EventTypeDraft {
         sample: Some(json!({"guestName": "Ada", "amount": 120.50})),
         placeholders: vec!["guestName".into(), "amount".into()],
         mandatory: false,
+        quiet_hours: QuietRule::Skip,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Users, addresses and preferences, and how the expansion reads them; on both databases.
 
-use postcommit_channel::model::Actor;
+use postcommit_channel::model::{Actor, QuietHours};
 use postcommit_engine::store::{
     AuditFilter, EditError, PreferenceDraft, UserAddress, UserChange, UserDraft, UserFilter,
 };
@@ -26,6 +26,7 @@ fn ada() -> UserDraft {
         name: Some("Ada".into()),
         language: Some("pt-BR".into()),
         time_zone: Some("Asia/Kolkata".into()),
+        quiet_hours: Some(QuietHours { from: "22:00".into(), until: "07:00".into() }),
         data: json!({"room": 7, "vip": true}),
         addresses: vec![
             UserAddress { disabled_reason: Some("bounced".into()), ..address("email", "old@example.com") },
@@ -133,6 +134,8 @@ on_both! {
             (UserDraft { language: Some("english".into()), ..UserDraft::default() }, "language: \"english\" is not a language tag; write one such as en or pt-BR"),
             (UserDraft { time_zone: Some("Mars/Olympus".into()), ..UserDraft::default() }, "time_zone: \"Mars/Olympus\" is not a time zone; write one such as Asia/Kolkata"),
             (UserDraft { time_zone: Some("Mars Base".into()), ..UserDraft::default() }, "time_zone: \"Mars Base\" is not a time zone; write one such as Asia/Kolkata"),
+            (UserDraft { time_zone: Some("Mars/Base".into()), ..UserDraft::default() }, "time_zone: \"Mars/Base\" is not a time zone; write one such as Asia/Kolkata"),
+            (UserDraft { quiet_hours: Some(QuietHours { from: "22".into(), until: "07:00".into() }), ..UserDraft::default() }, "quiet_hours.from: \"22\" is not a time of day; write one such as 22:00"),
             (UserDraft { data: json!([]), ..UserDraft::default() }, "data: must be an object"),
             (UserDraft { data: json!({"a": "x".repeat(2048)}), ..UserDraft::default() }, "data: has 2057 bytes; at most 2048 are allowed"),
             (UserDraft { data: json!({"a": "\0"}), ..UserDraft::default() }, "data: holds NUL (\\u0000), which is not allowed"),

@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use postcommit_channel::model::QuietRule;
 use postcommit_engine::store::{EventTypeChange, EventTypeDraft, EventTypeFilter, EventTypeRow};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -47,6 +48,9 @@ pub struct NewEventType {
     /// Whether users cannot opt out of it. Suppressed addresses stay suppressed.
     #[serde(default)]
     mandatory: bool,
+    /// What is done with messages that fall into the quiet hours of a user: `delay`, the default, `skip` or `ignore`.
+    #[serde(default)]
+    quiet_hours: QuietRule,
 }
 
 /// Declares an event type.
@@ -62,6 +66,7 @@ pub async fn create_event_type(
         sample: new.sample.map(Value::Object),
         placeholders: new.placeholders,
         mandatory: new.mandatory,
+        quiet_hours: new.quiet_hours,
     };
     let made = caller.store_of_one(&app).create_event_type(caller.tenant(), &new.name, &draft).await?;
     Ok((StatusCode::CREATED, Json(made)))
@@ -99,6 +104,8 @@ pub struct EventTypeUpdate {
     placeholders: Option<Vec<String>>,
     /// Whether users cannot opt out of it.
     mandatory: Option<bool>,
+    /// What is done with messages that fall into the quiet hours of a user: `delay`, `skip` or `ignore`.
+    quiet_hours: Option<QuietRule>,
 }
 
 /// Changes what is given, and keeps the rest.
@@ -115,6 +122,7 @@ pub async fn update_event_type(
         sample: to.sample.map(|sample| sample.map(Value::Object)),
         placeholders: to.placeholders,
         mandatory: to.mandatory,
+        quiet_hours: to.quiet_hours,
     };
     Ok(Json(caller.store_of_one(&app).update_event_type(caller.tenant(), &name, to.revision, &change).await?))
 }

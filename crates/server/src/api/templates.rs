@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use postcommit::limits;
+use postcommit_channel::model::{DigestRule, Throttle};
 use postcommit_channel::template::{Missing, Source, Warning};
 use postcommit_engine::store::{Store, TemplateFilter, TemplatePosition, TemplateRow, VersionRow};
 use serde::{Deserialize, Serialize};
@@ -167,6 +168,14 @@ macro_rules! description {
             /// `entity`: an entity gets it once per event type. `notification`, the default: each notification sends it.
             #[schema(schema_with = once_per)]
             once_per: Option<String>,
+            /// The most messages for one recipient in a period, and what becomes of the rest. `null` removes it.
+            #[serde(default, deserialize_with = "given")]
+            #[schema(value_type = Option<Throttle>)]
+            throttle: Option<Option<Throttle>>,
+            /// Collects the events of a recipient, and sends one message with all of them. `null` removes it.
+            #[serde(default, deserialize_with = "given")]
+            #[schema(value_type = Option<DigestRule>)]
+            digest: Option<Option<DigestRule>>,
             /// Gives the address. Without it: the recipient's, or the payload's phone or email. `null` removes it, here
             /// and below.
             #[serde(default, deserialize_with = "given")]
@@ -221,6 +230,8 @@ macro_rules! description {
                     scope_id: self.scope_id,
                     active: self.active,
                     once_per: self.once_per,
+                    throttle: self.throttle,
+                    digest: self.digest,
                     to: self.to,
                     subject: self.subject,
                     text: self.text,

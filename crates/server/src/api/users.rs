@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use postcommit_channel::model::QuietHours;
 use postcommit_engine::store::{
     PreferenceDraft, PreferenceRow, Store, UserAddress, UserChange, UserDraft, UserFilter, UserRow,
 };
@@ -47,6 +48,8 @@ macro_rules! description {
             /// A name of the IANA time zone database such as `Asia/Kolkata`.
             #[schema(min_length = 1, max_length = 63)]
             time_zone: Option<String>,
+            /// When the user is left alone, in the user's time zone or else in that of the tenant.
+            quiet_hours: Option<QuietHours>,
             /// Fields that templates read as `user.data.name`: at most 2,048 bytes of JSON.
             #[serde(default)]
             data: Map<String, Value>,
@@ -62,6 +65,7 @@ macro_rules! description {
                     name: self.name,
                     language: self.language,
                     time_zone: self.time_zone,
+                    quiet_hours: self.quiet_hours,
                     data: self.data.into(),
                     addresses: self.addresses,
                 }
@@ -146,6 +150,10 @@ pub struct UserUpdate {
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<String>, min_length = 1, max_length = 63)]
     time_zone: Option<Option<String>>,
+    /// When the user is left alone, in the user's time zone or else in that of the tenant.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<QuietHours>)]
+    quiet_hours: Option<Option<QuietHours>>,
     /// All fields that templates read as `user.data.name`: at most 2,048 bytes of JSON.
     data: Option<Map<String, Value>>,
     /// All addresses. The first one of a kind that is not disabled is used.
@@ -166,6 +174,7 @@ pub async fn update_user(
         name: to.name,
         language: to.language,
         time_zone: to.time_zone,
+        quiet_hours: to.quiet_hours,
         data: to.data.map(Value::Object),
         addresses: to.addresses,
     };

@@ -1,6 +1,7 @@
 //! `postcommit event-types`.
 
 use clap::{Args, Subcommand};
+use postcommit_channel::model::QuietRule;
 use postcommit_engine::store::{EventTypeChange, EventTypeDraft, EventTypeFilter, EventTypeRow};
 
 use super::enqueue::parse;
@@ -38,6 +39,9 @@ pub struct Description {
     /// Whether users cannot opt out of it
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     mandatory: Option<bool>,
+    /// What is done with messages in the quiet hours of a user: delay, skip or ignore [default: delay]
+    #[arg(long, value_name = "RULE", value_parser = QuietRule::named)]
+    quiet_hours: Option<QuietRule>,
 }
 
 impl EventTypes {
@@ -65,6 +69,7 @@ impl EventTypes {
                     sample: change.sample.flatten(),
                     placeholders: change.placeholders.unwrap_or_default(),
                     mandatory: change.mandatory.unwrap_or_default(),
+                    quiet_hours: change.quiet_hours.unwrap_or_default(),
                 };
                 store.create_event_type(tenant, &given.which.name, &draft).await?;
                 said(format, "event type", &given.which.name, "declared")
@@ -90,6 +95,7 @@ impl Description {
             sample: self.sample.as_ref().map(|text| parse("--sample", text)).transpose()?.map(Some),
             placeholders: (!self.placeholders.is_empty()).then(|| self.placeholders.clone()),
             mandatory: self.mandatory,
+            quiet_hours: self.quiet_hours,
         })
     }
 }
@@ -101,6 +107,7 @@ fn text(found: &EventTypeRow) -> String {
         ("tenant", found.tenant.clone()),
         ("description", or_dash(&of.description)),
         ("mandatory", if of.mandatory { "yes" } else { "no" }.to_owned()),
+        ("quiet hours", of.quiet_hours.name().to_owned()),
         ("placeholders", of.placeholders.join(", ")),
         ("sample", or_dash(&sample)),
         ("revision", format!("{}, of {}", found.revision, output::seconds(found.updated_at))),

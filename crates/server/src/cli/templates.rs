@@ -5,6 +5,7 @@ mod shown;
 use clap::{Args, Subcommand};
 use postcommit_channel::template::Warning;
 use postcommit_engine::store::{Store, TemplateFilter, TemplatePosition, Waiting};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -125,6 +126,12 @@ pub struct Description {
     /// entity: an entity gets it once per event type; notification: each notification sends it [default: notification]
     #[arg(long)]
     once_per: Option<String>,
+    /// At most so many messages for one recipient, such as {"max": 3, "per_s": 3600, "then": "skip"}; or "digest"
+    #[arg(long, value_name = "JSON")]
+    throttle: Option<String>,
+    /// Collect the events of a recipient and send one message, such as {"window_s": 900, "key": "listingId"}
+    #[arg(long, value_name = "JSON")]
+    digest: Option<String>,
     /// Gives the address [default: the recipient's, or the payload's phone or email]
     #[arg(long, value_name = "TEXT")]
     to: Option<String>,
@@ -152,7 +159,7 @@ pub struct Description {
     /// The time zone in which templates write times [default: as the content settings say]
     #[arg(long, value_name = "ZONE")]
     time_zone: Option<String>,
-    /// Remove a part: to, subject, text, html, data or layout; or take missing, date_format or time_zone from the
+    /// Remove a part: to, subject, text, html, data, layout, throttle or digest; or take missing, date_format or time_zone from the
     /// content settings; repeatable
     #[arg(long, value_name = "PART")]
     without: Vec<String>,
@@ -298,7 +305,19 @@ impl Description {
     /// The change by the options.
     fn change(&self) -> Result<Change, Failure> {
         let without = |part: &str| self.without.iter().any(|name| name == part);
-        let known = ["to", "subject", "text", "html", "data", "layout", "missing", "date_format", "time_zone"];
+        let known = [
+            "to",
+            "subject",
+            "text",
+            "html",
+            "data",
+            "layout",
+            "throttle",
+            "digest",
+            "missing",
+            "date_format",
+            "time_zone",
+        ];
         if let Some(unknown) = self.without.iter().find(|name| !known.contains(&name.as_str())) {
             let problem = format!("--without {unknown}: is not known; allowed are {}", known.join(", "));
             return Err(Failure::new(Exit::Usage, problem));
@@ -324,6 +343,8 @@ impl Description {
             scope_id,
             active: self.active,
             once_per: self.once_per.clone(),
+            throttle: rule("throttle", &self.throttle, &self.without)?,
+            digest: rule("digest", &self.digest, &self.without)?,
             from_version: self.from_version,
             to: part("to", &self.to)?,
             subject: part("subject", &self.subject)?,
@@ -336,6 +357,18 @@ impl Description {
             time_zone: part("time_zone", &self.time_zone)?,
             note: self.note.clone(),
         })
+    }
+}
+
+/// Reads a throttle or a digest. `Some(None)` removes it.
+fn rule<T: DeserializeOwned>(
+    name: &str,
+    given: &Option<String>,
+    without: &[String],
+) -> Result<Option<Option<T>>, Failure> {
+    match given {
+        Some(text) => Ok(Some(Some(parse(&format!("--{name}"), text)?))),
+        None => Ok(without.iter().any(|removed| removed == name).then_some(None)),
     }
 }
 

@@ -1,6 +1,7 @@
 //! `postcommit users`.
 
 use clap::{Args, Subcommand, ValueEnum};
+use postcommit_channel::model::QuietHours;
 use postcommit_engine::store::{
     PreferenceDraft, PreferenceRow, Store, UserAddress, UserChange, UserDraft, UserFilter, UserRow, masked,
 };
@@ -45,6 +46,9 @@ pub struct Description {
     /// A time zone such as Asia/Kolkata; an empty text removes it
     #[arg(long)]
     time_zone: Option<String>,
+    /// When the user is left alone, in the user's time zone, such as 22:00-07:00; an empty text removes them
+    #[arg(long, value_name = "FROM-UNTIL")]
+    quiet_hours: Option<String>,
     /// Fields that templates read as user.data, as JSON; @FILE reads a file, - reads stdin
     #[arg(long)]
     data: Option<String>,
@@ -134,6 +138,7 @@ fn text(id: &str, user: Option<&UserRow>, preferences: &[PreferenceRow]) -> Stri
             ("name", or_dash(&user.name)),
             ("language", or_dash(&user.language)),
             ("time zone", or_dash(&user.time_zone)),
+            ("quiet", or_dash(&user.quiet_hours.as_ref().map(QuietHours::written))),
             ("data", output::pairs(&user.data)),
             ("revision", format!("{revision}, of {}", output::seconds(*updated_at))),
         ];
@@ -158,6 +163,7 @@ impl Description {
             name: change.name.flatten(),
             language: change.language.flatten(),
             time_zone: change.time_zone.flatten(),
+            quiet_hours: change.quiet_hours.flatten(),
             data: change.data.unwrap_or_else(|| json!({})),
             addresses: change.addresses.unwrap_or_default(),
         };
@@ -178,10 +184,17 @@ impl Description {
             name: optional(&self.display_name),
             language: optional(&self.language),
             time_zone: optional(&self.time_zone),
+            quiet_hours: self.quiet_hours.as_deref().map(quiet_hours).transpose()?,
             data: self.data.as_ref().map(|text| parse::<Value>("--data", text)).transpose()?,
             addresses: (self.no_addresses || !addresses.is_empty()).then_some(addresses),
         })
     }
+}
+
+/// Reads quiet hours. An empty text is none.
+fn quiet_hours(text: &str) -> Result<Option<QuietHours>, Failure> {
+    let hours = Some(text).filter(|text| !text.is_empty()).map(QuietHours::read).transpose();
+    hours.map_err(|problem| Failure::new(Exit::Usage, format!("--quiet-hours: {problem}")))
 }
 
 fn address(text: &str) -> Result<UserAddress, Failure> {

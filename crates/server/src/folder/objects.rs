@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use postcommit_channel::model::channels_of_kind;
+use postcommit_channel::model::{DigestRule, QuietRule, Throttle, channels_of_kind};
 use postcommit_engine::store::{ContentSettings, MemberDraft};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -29,6 +29,8 @@ pub struct Template {
     pub active: bool,
     #[serde(default = "notification")]
     pub once_per: String,
+    pub throttle: Option<Throttle>,
+    pub digest: Option<DigestRule>,
     pub to: Option<String>,
     pub subject: Option<String>,
     pub text: Option<String>,
@@ -70,6 +72,8 @@ pub struct EventType {
     pub placeholders: Vec<String>,
     #[serde(default)]
     pub mandatory: bool,
+    #[serde(default)]
+    pub quiet_hours: QuietRule,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]

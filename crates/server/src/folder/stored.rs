@@ -133,6 +133,8 @@ impl Stored<'_> {
                     scope_id: row.draft.scope_id,
                     active: row.draft.active,
                     once_per: row.draft.once_per,
+                    throttle: row.draft.throttle,
+                    digest: row.draft.digest,
                     to: source.to,
                     subject: source.subject,
                     text: source.text,
@@ -171,9 +173,9 @@ impl Stored<'_> {
     }
 
     async fn put_event_type(&self, name: &str, given: EventType, is_new: bool) -> Result<bool, Failure> {
-        let EventType { description, sample, placeholders, mandatory } = given;
+        let EventType { description, sample, placeholders, mandatory, quiet_hours } = given;
         if is_new {
-            let draft = EventTypeDraft { description, sample, placeholders, mandatory };
+            let draft = EventTypeDraft { description, sample, placeholders, mandatory, quiet_hours };
             self.store.create_event_type(self.tenant, name, &draft).await?;
             return Ok(true);
         }
@@ -182,6 +184,7 @@ impl Stored<'_> {
             sample: Some(sample),
             placeholders: Some(placeholders),
             mandatory: Some(mandatory),
+            quiet_hours: Some(quiet_hours),
         };
         self.store.update_event_type(self.tenant, name, None, &change).await?;
         Ok(true)
@@ -282,6 +285,8 @@ impl Stored<'_> {
             scope_id: Some(template.scope_id),
             active: Some(template.active),
             once_per: Some(template.once_per),
+            throttle: Some(template.throttle),
+            digest: Some(template.digest),
             from_version: None,
             to: Some(template.to),
             subject: Some(template.subject),

@@ -1,11 +1,12 @@
 //! Renders a version of a template without sending it.
 
+use postcommit_channel::model::digest_payload;
 use postcommit_channel::template::sms::{Segments, segments};
 use postcommit_channel::template::{
     Compiled, FlatPayload, IS_MANDATORY, Input, NO_PUBLIC_URL, Note, Warning, check_time_zone, default_address,
 };
 use postcommit_engine::store::EditError;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 use utoipa::ToSchema;
@@ -89,7 +90,10 @@ impl Templates<'_> {
         let draft = template.draft;
         let unsubscribe_url = self.sample_link(&draft.event_type, &wanted.public_url).await?;
         let rendered = tokio::task::spawn_blocking(move || {
-            let payload = FlatPayload::new(&event.payload);
+            let payload = FlatPayload::new(&match draft.digest {
+                Some(_) => digest_payload(&sample_items(&event.payload)),
+                None => event.payload.clone(),
+            });
             let alone = Note { event_type: &draft.event_type, ..Note::default() };
             let input = Input {
                 payload: &payload,
@@ -136,6 +140,18 @@ impl Templates<'_> {
             Some(payload) => Ok(event("newest event", payload)),
             None => Ok(event("none", to_raw_value(&serde_json::json!({})).unwrap_or_default())),
         }
+    }
+}
+
+/// The items of a digest in a preview: the payload's list `items`, or else the payload twice.
+fn sample_items(payload: &RawValue) -> Vec<Box<RawValue>> {
+    #[derive(Deserialize)]
+    struct Given {
+        items: Vec<Box<RawValue>>,
+    }
+    match serde_json::from_str::<Given>(payload.get()) {
+        Ok(given) => given.items,
+        Err(_) => vec![payload.to_owned(), payload.to_owned()],
     }
 }
 

@@ -5,6 +5,7 @@
 //! - `crash`: every crash point × kill, stop, error × both databases × every guarantee; `scripts/sweep` runs the full form;
 //! - `refusal`: every write of the product refused by the database × every class of answer × both databases × every
 //!   guarantee;
+//! - `digests`: a digest of five events, killed at every step;
 //! - `kill_loop`: a load, and SIGKILL repeatedly at random moments;
 //! - `large_list`: a list that is expanded in parts by servers that are killed on the way;
 //! - `frozen`: a worker that is frozen past its lease while a request is in flight;
@@ -25,6 +26,7 @@ mod clients;
 mod clocks;
 mod crash;
 mod database_faults;
+mod digests;
 mod docs;
 mod door;
 mod durable;

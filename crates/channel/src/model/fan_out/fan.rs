@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use postcommit::{Recipient, channel_name, key};
 use serde_json::{Value, json};
@@ -13,8 +14,10 @@ use crate::model::content::{Choice, TemplateEntry, TenantContent};
 use crate::model::expand::{
     Expansion, Fate, IN_APP, Routes, Target, channels_for, implied, lane_for, named_provider, park,
 };
+use crate::model::pacing::hash;
 use crate::model::user::{KnownUser, ListMember, address, comparable, kind_of_channel};
-use crate::model::{Facts, FinishedState, StoredNotification};
+use crate::model::{Digesting, Facts, FinishedState, Pacing, QuietRule, QuietWindow, StoredNotification};
+use crate::template::FlatPayload;
 
 /// One party that the notification goes to.
 pub(super) struct Party {
@@ -39,6 +42,10 @@ pub(super) struct Fan<'a> {
     routes: Routes<'a>,
     pub(super) choice: Option<&'a Choice>,
     is_mandatory: bool,
+    quiet_rule: QuietRule,
+    /// The tenant's time zone.
+    time_zone: Option<String>,
+    payload: &'a FlatPayload,
     found: &'a Found,
     pub(super) targets: Vec<Target>,
     /// Channel, address, audience and provider of what is sent already.
@@ -68,8 +75,21 @@ impl<'a> Fan<'a> {
         found: &'a Found,
     ) -> Self {
         let is_mandatory = content.is_some_and(|content| content.is_mandatory(&note.event_type));
-        let choice = lookup.choice.as_ref();
-        Self { note, routes, choice, is_mandatory, found, targets: vec![], seen: HashSet::new() }
+        let (choice, payload) = (lookup.choice.as_ref(), &lookup.payload);
+        let quiet_rule = content.map(|content| content.quiet_rule(&note.event_type)).unwrap_or_default();
+        let time_zone = content.and_then(|content| content.time_zone.clone());
+        Self {
+            note,
+            routes,
+            choice,
+            is_mandatory,
+            quiet_rule,
+            time_zone,
+            payload,
+            found,
+            targets: vec![],
+            seen: HashSet::new(),
+        }
     }
 
     /// Adds the targets of a notification that names no recipient: each template gives its own address. A template that
@@ -204,9 +224,39 @@ impl<'a> Fan<'a> {
         let fate = self.fate(party, channel, (recipient.as_ref(), known.as_ref()), entry, &facts);
         let mut added = Target::new(facts, fate);
         if added.fate.ended().is_none() {
+            self.keep_quiet(&mut added, known.as_ref());
+        }
+        if added.fate.ended().is_none() {
             added.once = entry.and_then(|entry| self.once(entry, &added.facts, is_own));
+            added.pacing = entry.and_then(|entry| self.pacing(entry, &added.facts)).map(Box::new);
         }
         self.targets.push(added);
+    }
+
+    /// Applies the quiet hours of the target's user. A message in an inbox makes no noise, so they do not concern it.
+    fn keep_quiet(&self, target: &mut Target, known: Option<&KnownUser>) {
+        let profile = known.and_then(|user| user.profile.as_ref());
+        let Some((profile, hours)) = profile.and_then(|profile| Some((profile, profile.quiet_hours.as_ref()?))) else {
+            return;
+        };
+        if target.facts.channel() == IN_APP || self.quiet_rule == QuietRule::Ignore {
+            return;
+        }
+        let window = QuietWindow::new(hours, [profile.time_zone.as_deref(), self.time_zone.as_deref()]);
+        let end = window.end(self.found.at);
+        // A digest is not skipped, because its items would be lost.
+        let is_skipped = self.quiet_rule == QuietRule::Skip && !self.note.may_be_digest();
+        if let (Some(end), true) = (end, is_skipped) {
+            let detail = format!("the user has quiet hours until {end}, and the event type is skipped in them");
+            target.fate = skipped("quiet_hours", detail);
+            return;
+        }
+        // It need not wait for longer than it may live.
+        target.not_before = end.map(|end| end.min(self.note.expires_at));
+        let context = target.facts.context.take().and_then(|context| serde_json::from_str(&context).ok());
+        let mut context = context.unwrap_or_else(|| json!({}));
+        window.put_into(&mut context);
+        target.facts.context = Some(context.to_string());
     }
 
     /// The address of a party on a channel. `None` if a user has none.
@@ -298,6 +348,34 @@ impl<'a> Fan<'a> {
         Uuid::from_slice(hash.get(..16)?).ok()
     }
 
+    /// What a throttle or a digest of the template does with a target. A resend was asked for, and a digest is not
+    /// collected once more.
+    fn pacing(&self, entry: &TemplateEntry, facts: &Facts) -> Option<Pacing> {
+        if (entry.throttle.is_none() && entry.digest.is_none()) || self.note.is_resend() {
+            return None;
+        }
+        let address = comparable(facts.target());
+        let (kind, recipient) = match &facts.user_id {
+            Some(user) => ("user", user.as_str()),
+            None => ("address", &*address),
+        };
+        let throttle =
+            entry.throttle.clone().map(|throttle| (hash("throttle", &[&entry.id, kind, recipient]), throttle));
+        let digest = entry.digest.as_ref().and_then(|rule| {
+            let key = rule.key.as_deref().and_then(|key| self.payload.text(key)).unwrap_or_default();
+            Some(Digesting {
+                key_hash: hash("digest", &[&entry.id, kind, recipient, key]),
+                window: Duration::from_secs(rule.window_s.into()),
+                event_type: self.note.event_type.clone(),
+                tenant_name: self.note.tenant_name.clone(),
+                recipient: digest_recipient(facts)?,
+                priority: self.note.priority,
+                bytes: self.note.payload.get().len() as u64,
+            })
+        });
+        (throttle.is_some() || digest.is_some()).then_some(Pacing { throttle, digest })
+    }
+
     fn unreached(&self, party: &Party) -> Target {
         let (kind, place) = (party.recipient.kind(), &party.place);
         let channel = implied(&party.recipient).first().copied().unwrap_or("any");
@@ -317,6 +395,16 @@ impl<'a> Fan<'a> {
         let detail =
             format!("no active template of event type {event_type:?} can be used {on}; create one, then retry");
         park("template_not_found", detail)
+    }
+}
+
+/// To whom a digest goes. An address of a channel that the product does not know cannot be named as a recipient.
+fn digest_recipient(facts: &Facts) -> Option<Recipient> {
+    match (&facts.user_id, &facts.provider) {
+        (Some(user), _) => Some(Recipient::user(user.as_str())),
+        (None, Some(provider)) => Some(Recipient::at(provider.as_str(), facts.target())),
+        (None, None) if facts.channel() != IN_APP && kind_of_channel(facts.channel()).is_none() => None,
+        (None, None) => Some(recipient_on(facts.channel(), facts.target().to_owned())),
     }
 }
 

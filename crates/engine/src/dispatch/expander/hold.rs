@@ -29,13 +29,18 @@ pub(super) fn only(
 ) -> Result<(Arc<Lane>, Target), Vec<Target>> {
     let may_keep = |lane: &&Arc<Lane>| delivery.lost_since.is_none() && table.may_keep_lease(lane, now);
     let lane = match &targets[..] {
-        [only] => table.lane_of(only).filter(may_keep).cloned(),
+        [only] if is_due(only) => table.lane_of(only).filter(may_keep).cloned(),
         _ => None,
     };
     match lane {
         Some(lane) => targets.pop().map(|only| (lane, only)).ok_or(targets),
         None => Err(targets),
     }
+}
+
+/// Whether nothing is to be waited for, counted or collected before the target is sent.
+fn is_due(target: &Target) -> bool {
+    target.not_before.is_none() && target.pacing.is_none()
 }
 
 /// Writes the rows of the targets and starts their sends, as many as there are free slots. The others get rows that wait

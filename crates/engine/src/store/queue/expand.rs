@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
+use postcommit::Timestamp;
 use postcommit_channel::model::{DeliveryKey, ErrorClass, Facts, Fate, Target};
 use rusqlite::{Connection, params};
 use tokio_postgres::types::ToSql;
@@ -12,7 +13,8 @@ use uuid::Uuid;
 use crate::crash_point;
 use crate::db::columns::{arrays, insert, names, unnest};
 use crate::db::sqlite::{Id, Prepared};
-use crate::db::{Cells, Db, DbError, postgres, sqlite};
+use crate::db::{Cells, Client, Db, DbError, postgres, sqlite};
+use crate::store::queue::pacing::{PacingSql, is_paced, pace_postgres, pace_sqlite};
 use crate::store::queue::row::{FactArrays, fact_values};
 use crate::store::{Lease, Store};
 
@@ -50,9 +52,10 @@ arrays! {
     }
 }
 arrays! {
-    /// The send key of a target, only where a target of the batch has one.
+    /// The send key and the earliest time of a target, only where a target of the batch has one of them.
     struct Once, OnceArrays {
         key_hash: Option<Uuid>,
+        not_before: postgres::Time,
     }
 }
 /// The columns that identify the notification's row. All other columns belong to the target.
@@ -62,7 +65,7 @@ const OF_NOTIFICATION: &str = "tenant, notification_id, token";
 /// that the oldest is sent first in every lane. The targets of a notification are passed as arrays next to its row,
 /// because a later join would compare every target with every notification.
 pub(in crate::store) static EXPAND_POSTGRES: LazyLock<String> = LazyLock::new(|| expand_postgres(LEAVE, false, false));
-/// The same for a batch with send keys. A target is queued only if this statement entered its key. Concurrent expansions
+/// The same for a batch with send keys or earliest times. A target is queued only if this statement entered its key. Concurrent expansions
 /// wait for each other at the key, and only one of them enters it.
 pub(in crate::store) static EXPAND_ONCE_POSTGRES: LazyLock<String> =
     LazyLock::new(|| expand_postgres(LEAVE, true, false));
@@ -107,7 +110,8 @@ fn expand_postgres(leave: &str, once: bool, held: bool) -> String {
                   ON CONFLICT DO NOTHING
                   RETURNING tenant, notification_id, n
                 ), judged AS MATERIALIZED (
-                  SELECT t.tenant, t.notification_id, t.n, t.lane, t.priority, t.due_at, t.first_due_at, {lease}{facts},
+                  SELECT t.tenant, t.notification_id, t.n, t.lane, t.priority, greatest(t.due_at, t.not_before) AS due_at,
+                    CASE WHEN t.not_before > t.due_at THEN NULL ELSE t.first_due_at END AS first_due_at, {lease}{facts},
                     CASE WHEN twice THEN 'skipped' ELSE state END AS state, CASE WHEN twice THEN NULL ELSE reason END AS reason,
                     CASE WHEN twice THEN '{DUPLICATE}' ELSE code END AS code, CASE WHEN twice THEN {class} ELSE error_class END AS error_class,
                     CASE WHEN twice THEN '{SENT_ALREADY}' ELSE detail END AS detail, twice
@@ -154,7 +158,8 @@ fn expand_postgres(leave: &str, once: bool, held: bool) -> String {
 
 /// The code of a target whose send key another delivery holds.
 pub const DUPLICATE: &str = "duplicate";
-const SENT_ALREADY: &str = "the template is sent once per entity, and another delivery holds the send key";
+pub(in crate::store) const SENT_ALREADY: &str =
+    "the template is sent once per entity, and another delivery holds the send key";
 
 /// What an expansion has written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -163,6 +168,17 @@ pub struct Written {
     pub expanded: usize,
     /// Targets that were skipped, because another delivery holds their send key.
     pub duplicates: Vec<DeliveryKey>,
+    /// Targets that were skipped by a throttle or collected in a digest, with their codes.
+    pub ended: Vec<(DeliveryKey, &'static str)>,
+}
+
+impl Written {
+    /// Adds what the throttles and digests of the same transaction have decided.
+    pub(in crate::store) fn with(mut self, paced: Self) -> Self {
+        self.duplicates.extend(paced.duplicates);
+        self.ended.extend(paced.ended);
+        self
+    }
 }
 
 impl Store {
@@ -171,19 +187,31 @@ impl Store {
     pub async fn expand(&self, mut batch: Vec<Expanded>) -> Result<Written, DbError> {
         crash_point!("expand.before");
         batch.sort_by_key(|e| e.lease.key);
+        let pacing = is_paced(&batch).then(|| self.pacing_sql());
         let written = match &self.db {
             Db::Postgres(db) => {
-                let has_keys = batch.iter().flat_map(|one| &one.targets).any(|target| target.once.is_some());
-                let sql = if has_keys { &EXPAND_ONCE_POSTGRES } else { &EXPAND_POSTGRES };
-                let client = db.hot().await?;
-                let statement = client.prepare_cached(sql).await.map_err(postgres::refused)?;
-                let told = Told::of(&batch, has_keys);
-                written(&client.query_one(&statement, &told.parameters()).await.map_err(postgres::refused)?)
+                let mut client = db.hot().await?;
+                match pacing {
+                    Some(sql) => expand_paced(&mut client, &sql, batch).await?,
+                    None => {
+                        let has_key = |target: &Target| target.once.is_some() || target.not_before.is_some();
+                        let has_keys = batch.iter().flat_map(|one| &one.targets).any(has_key);
+                        let sql = if has_keys { &EXPAND_ONCE_POSTGRES } else { &EXPAND_POSTGRES };
+                        let statement = client.prepare_cached(sql).await.map_err(postgres::refused)?;
+                        let told = Told::of(&batch, has_keys);
+                        written(&client.query_one(&statement, &told.parameters()).await.map_err(postgres::refused)?)
+                    }
+                }
             }
             Db::Sqlite(db) => {
                 db.write(move |connection| {
                     let (mut written, now) = (Written::default(), sqlite::now(connection)?.as_micros());
-                    for one in &batch {
+                    // Another writer's failure may make this run once more, so the batch itself stays as it is.
+                    let paced = pacing.as_ref().map(|sql| pace_sqlite(connection, sql, &batch)).transpose()?;
+                    if let Some((_, paced)) = &paced {
+                        written = paced.clone();
+                    }
+                    for one in paced.as_ref().map_or(&batch, |(kept, _)| kept) {
                         expand_sqlite(connection, OwnRow::Leaves, one, now, &mut written)?;
                     }
                     crash_point!("expand.in_tx");
@@ -242,6 +270,18 @@ impl Store {
     }
 }
 
+/// Writes a batch in which something is throttled or collected, in one transaction.
+async fn expand_paced(client: &mut Client, sql: &PacingSql, mut batch: Vec<Expanded>) -> Result<Written, DbError> {
+    let statement = client.prepare_cached(&EXPAND_ONCE_POSTGRES).await.map_err(postgres::refused)?;
+    let transaction = client.transaction().await.map_err(postgres::refused)?;
+    let paced = pace_postgres(&transaction, sql, &mut batch).await?;
+    let told = Told::of(&batch, true);
+    let row = transaction.query_one(&statement, &told.parameters()).await.map_err(postgres::refused)?;
+    crash_point!("expand.in_tx");
+    transaction.commit().await.map_err(postgres::refused)?;
+    Ok(written(&row).with(paced))
+}
+
 /// The parameters of the statement that writes an expansion on PostgreSQL.
 pub(in crate::store) struct Told<'a> {
     given: GivenArrays<'a>,
@@ -256,7 +296,7 @@ impl<'a> Told<'a> {
         Self {
             given: targets().map(|(lease, n, target)| given(lease, n, target)).collect(),
             facts: targets().map(|(_, _, target)| (&target.facts).into()).collect(),
-            keys: has_keys.then(|| targets().map(|(_, _, target)| Once { key_hash: target.once }).collect()),
+            keys: has_keys.then(|| targets().map(|(_, _, target)| once(target)).collect()),
         }
     }
 
@@ -272,7 +312,12 @@ pub(in crate::store) fn written(row: &tokio_postgres::Row) -> Written {
     Written {
         expanded: usize::try_from(row.get::<_, i64>(0)).unwrap_or(0),
         duplicates: tenants.into_iter().zip(ids).zip(ns).map(key).collect(),
+        ended: vec![],
     }
+}
+
+fn once(target: &Target) -> Once {
+    Once { key_hash: target.once, not_before: postgres::Time(target.not_before) }
 }
 
 fn given(lease: Lease, n: i32, target: &Target) -> Given<'_> {
@@ -371,6 +416,9 @@ pub(in crate::store) fn expand_sqlite(
             written.duplicates.push(DeliveryKey { n, ..key });
         }
         let own = params![given.tenant, id, n, given.lane];
+        // A delivery that waits for the end of quiet hours is first due then.
+        let later = target.not_before.map(Timestamp::as_micros).filter(|later| *later > due_at);
+        let (due_at, first_due_at) = later.map_or((due_at, first_due_at), |later| (later, None));
         let (sql, rest) = match given.state {
             None if is_held => {
                 (&QUEUE_HELD_SQLITE, params![priority, due_at, first_due_at, token, lease_until, leased_at])

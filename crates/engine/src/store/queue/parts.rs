@@ -17,6 +17,7 @@ use crate::store::audience::INSIDE;
 use crate::store::queue::expand::{
     EXPAND_ONCE_POSTGRES, EXPAND_PART_POSTGRES, Expanded, OwnRow, Told, Written, expand_sqlite, written,
 };
+use crate::store::queue::pacing::{is_paced, pace_postgres, pace_sqlite};
 use crate::store::unreadable::legible;
 use crate::store::{Lease, Store};
 
@@ -182,16 +183,21 @@ impl Store {
         let remove = "DELETE FROM postcommit.expansion_member
             WHERE tenant = $1 AND notification_id = $2 AND position <= $3";
         let removed = vec![key.tenant.into(), key.notification.into(), part.until.into()];
+        let pacing = is_paced(std::slice::from_ref(&part.expanded)).then(|| self.pacing_sql());
         let done = match &self.db {
             Db::Postgres(db) => {
                 let sql = if part.is_last { &EXPAND_ONCE_POSTGRES } else { &EXPAND_PART_POSTGRES };
                 let mut client = db.hot().await?;
                 let statement = client.prepare_cached(sql).await.map_err(postgres::refused)?;
                 let transaction = client.transaction().await.map_err(postgres::refused)?;
-                let batch = [part.expanded];
+                let mut batch = vec![part.expanded];
+                let paced = match &pacing {
+                    Some(sql) => pace_postgres(&transaction, sql, &mut batch).await?,
+                    None => Written::default(),
+                };
                 let told = Told::of(&batch, true);
                 let row = transaction.query_one(&statement, &told.parameters()).await.map_err(postgres::refused)?;
-                let done = written(&row);
+                let done = written(&row).with(paced);
                 if done.expanded > 0 {
                     postgres::run(&transaction, &(remove.to_owned(), removed)).await?;
                 }
@@ -204,7 +210,14 @@ impl Store {
                 db.write(move |connection| {
                     let (mut done, now) = (Written::default(), sqlite::now(connection)?.as_micros());
                     let own_row = if part.is_last { OwnRow::Leaves } else { OwnRow::Stays };
-                    expand_sqlite(connection, own_row, &part.expanded, now, &mut done)?;
+                    let given = std::slice::from_ref(&part.expanded);
+                    let paced = pacing.as_ref().map(|sql| pace_sqlite(connection, sql, given)).transpose()?;
+                    if let Some((_, paced)) = &paced {
+                        done = paced.clone();
+                    }
+                    for one in paced.as_ref().map_or(given, |(kept, _)| kept) {
+                        expand_sqlite(connection, own_row, one, now, &mut done)?;
+                    }
                     if done.expanded > 0 {
                         sqlite::run(connection, &remove, &removed)?;
                     }

@@ -54,6 +54,19 @@ async fn reached(world: &World, id: Uuid) -> BTreeSet<String> {
 }
 
 on_both! {
+    async fn a_large_list_is_throttled_in_its_parts(world) {
+        world.capture(json!({"record": false})).await;
+        let throttle = json!({"max": 1, "per_s": 3600, "then": "skip"});
+        world.write_template("mail", "email", json!({"event_type": "alert", "text": "Up", "throttle": throttle})).await;
+        crowd(&world, "crowd", 1200).await;
+        let (first, second) = (to_crowd(&world, json!({})).await, to_crowd(&world, json!({})).await);
+        world.pass().await;
+        let (one, two) = (tally(&world, first).await, tally(&world, second).await);
+        let count = |tally: &[(String, i64)], of: &str| tally.iter().filter(|(state, _)| state == of).map(|(_, n)| *n).sum::<i64>();
+        assert_eq!(count(&one, "sent") + count(&two, "sent"), 1200, "{one:?} {two:?}");
+        assert_eq!(count(&one, "skipped") + count(&two, "skipped"), 1200, "{one:?} {two:?}");
+    }
+
     async fn a_large_list_is_expanded_in_parts_and_each_member_is_sent_to_once(world) {
         world.capture(json!({"record": false})).await;
         crowd(&world, "crowd", 2500).await;

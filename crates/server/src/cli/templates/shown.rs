@@ -3,6 +3,7 @@
 use postcommit_channel::template::Source;
 use postcommit_channel::template::sms::Encoding;
 use postcommit_engine::store::{TemplateRow, VersionRow};
+use serde_json::json;
 
 use crate::output::{self, or_dash};
 use crate::templates::preview::Preview;
@@ -19,6 +20,8 @@ pub fn text(template: &TemplateRow, source: &Source) -> String {
         ("scope", scope.trim().to_owned()),
         ("active", if draft.active { "yes" } else { "no" }.to_owned()),
         ("once per", draft.once_per.clone()),
+        ("throttle", draft.throttle.as_ref().map_or_else(|| "-".to_owned(), |rule| json!(rule).to_string())),
+        ("digest", draft.digest.as_ref().map_or_else(|| "-".to_owned(), |rule| json!(rule).to_string())),
         ("version", template.version.to_string()),
         ("layout", source.layout.clone().unwrap_or_default()),
         ("missing", source.missing.name().to_owned()),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use postcommit_channel::model::ADDRESS_KINDS;
+use postcommit_channel::model::{ADDRESS_KINDS, QuietHours};
 use postcommit_engine::store::{
     EditError, PreferenceDraft, Store, UserAddress, UserChange, UserDraft, UserFilter, UserRow, check_user_id,
 };
@@ -16,8 +16,8 @@ use crate::read::given;
 use crate::table_file::{FileFormat, csv_line};
 
 /// The columns of users in a CSV file. A column of addresses may hold several, separated by spaces.
-const USER_COLUMNS: [&str; 10] =
-    ["id", "name", "language", "time_zone", "email", "phone", "slack", "teams", "webhook", "data"];
+const USER_COLUMNS: [&str; 11] =
+    ["id", "name", "language", "time_zone", "email", "phone", "slack", "teams", "webhook", "data", "quiet_hours"];
 
 /// A user in a file. A field that is not there keeps its value.
 #[derive(Debug, Deserialize)]
@@ -32,6 +32,8 @@ struct UserLine {
     time_zone: Option<Option<String>>,
     #[serde(default, deserialize_with = "given")]
     data: Option<Option<Value>>,
+    #[serde(default, deserialize_with = "given")]
+    quiet_hours: Option<Option<Value>>,
     addresses: Option<Vec<UserAddress>>,
     preferences: Option<Vec<PreferenceDraft>>,
     #[serde(default, deserialize_with = "given")]
@@ -61,6 +63,7 @@ impl UserLine {
             name: self.name.clone(),
             language: self.language.clone(),
             time_zone: self.time_zone.clone(),
+            quiet_hours: self.quiet_hours.clone().map(quiet_hours).transpose()?,
             data,
             addresses: self.addresses.clone().or_else(|| self.addresses_by_kind(known)),
         })
@@ -139,6 +142,16 @@ impl UserLine {
     }
 }
 
+/// Reads quiet hours: an object, or, in a CSV file, a text such as `22:00-07:00`.
+fn quiet_hours(given: Option<Value>) -> Result<Option<QuietHours>, EditError> {
+    let hours = match given {
+        None => return Ok(None),
+        Some(Value::String(text)) => QuietHours::read(&text),
+        Some(object) => serde_json::from_value(object).map_err(|problem| format!("quiet_hours: {problem}")),
+    };
+    hours.map(Some).map_err(EditError::Refused)
+}
+
 /// Imports users. A user that does not exist is created; of one that does, the fields of the file are changed.
 pub async fn import(format: Format, store: &Store, tenant: &str, source: &Source) -> CommandResult {
     let tenant = known_tenant(store, tenant).await?;
@@ -181,6 +194,7 @@ fn user_line(format: FileFormat, row: &UserRow, preferences: Vec<Value>) -> Stri
     if format == FileFormat::Jsonl {
         let line = json!({
             "id": row.id, "name": user.name, "language": user.language, "time_zone": user.time_zone, "data": user.data,
+            "quiet_hours": user.quiet_hours,
             "addresses": user.addresses, "preferences": preferences,
         });
         return output::escaped(line.to_string());
@@ -194,5 +208,6 @@ fn user_line(format: FileFormat, row: &UserRow, preferences: Vec<Value>) -> Stri
     let mut cells = vec![row.id.clone(), optional(&user.name), optional(&user.language), optional(&user.time_zone)];
     cells.extend(ADDRESS_KINDS.iter().map(of_kind));
     cells.push(data);
+    cells.push(user.quiet_hours.as_ref().map(QuietHours::written).unwrap_or_default());
     csv_line(cells.iter().map(String::as_str))
 }

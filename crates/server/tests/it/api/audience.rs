@@ -31,10 +31,10 @@ on_both! {
     fn b10_a_user_is_created_replaced_changed_and_deleted(kind) {
         let app = App::at_rest(kind);
         let client = app.client("default", &["edit"]);
-        let user = json!({"id": "a/b", "name": "Ada", "language": "pt-BR", "time_zone": "Asia/Kolkata", "data": {"room": 7},
+        let user = json!({"id": "a/b", "name": "Ada", "language": "pt-BR", "time_zone": "Asia/Kolkata", "quiet_hours": {"from": "22:00", "until": "07:00"}, "data": {"room": 7},
             "addresses": [{"kind": "phone", "address": "+919876543210"}, {"kind": "email", "address": "ada@example.com", "disabled_reason": "bounced"}]});
         let made = client.post("/v1/users", &user).expect(201).json();
-        for field in ["id", "name", "language", "time_zone", "data"] {
+        for field in ["id", "name", "language", "time_zone", "quiet_hours", "data"] {
             assert_eq!(made[field], user[field], "{made}");
         }
         assert_eq!((&made["addresses"][0]["address"], &made["addresses"][1]["disabled_reason"], &made["revision"], &made["tenant"]), (&json!("+919876543210"), &json!("bounced"), &json!(1), &json!("default")));

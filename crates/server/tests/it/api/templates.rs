@@ -75,6 +75,33 @@ on_both! {
         assert_eq!(actions, ["template.create", "template.update", "template.update", "template.deactivate", "template.delete", "template.create"]);
     }
 
+    fn a_throttle_and_a_digest_are_set_checked_previewed_and_removed(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["edit"]);
+        let mut new = sms("tasks", "{{ count }} for {{ owner }}:{% for item in items %} {{ item.task }}{% endfor %}");
+        (new["throttle"], new["digest"]) = (json!({"max": 3, "per_s": 3600, "then": "digest"}), json!({"window_s": 900, "key": "owner"}));
+        let made = client.post("/v1/templates", &new).expect(201).json();
+        assert_eq!((&made["throttle"], &made["digest"]), (&new["throttle"], &new["digest"]));
+        let preview = |payload: Value| client.post("/v1/templates/tasks/preview", &json!({"payload": payload})).expect(200).json();
+        assert_eq!(preview(json!({"owner": "Ada", "task": "a"}))["text"], "2 for Ada: a a");
+        let items = json!([{"owner": "Ada", "task": "a"}, {"owner": "Bob", "task": "b"}, {"task": "c"}]);
+        assert_eq!(preview(json!({"items": items}))["text"], "3 for Ada: a b c");
+        for (change, problem) in [
+            (json!({"throttle": {"max": 0, "per_s": 1}}), "throttle.max: is 0; 1 to 10000 are allowed"),
+            (json!({"throttle": {"max": 1, "per_s": 1, "then": "skip"}}), "throttle.then: is \"skip\", and the template has a digest"),
+            (json!({"digest": null}), "throttle.then: is \"digest\", and the template has no digest"),
+            (json!({"digest": {"window_s": 604801}}), "digest.window_s: is 604801; 1 to 604800 are allowed"),
+        ] {
+            let said = refused(patch(&client, "/v1/templates/tasks", &change), 422, problem.split(':').next());
+            let (_, detail) = problem.split_once(": ").unwrap();
+            assert!(text(&said, "detail").contains(detail), "{said}");
+        }
+        let kept = patch(&client, "/v1/templates/tasks", &json!({"note": "x"})).expect(200).json();
+        assert_eq!((&kept["digest"], &kept["version"]), (&new["digest"], &json!(1)));
+        let plain = patch(&client, "/v1/templates/tasks", &json!({"throttle": null, "digest": null})).expect(200).json();
+        assert_eq!((&plain["throttle"], &plain["digest"], &plain["revision"]), (&Value::Null, &Value::Null, &json!(2)));
+    }
+
     fn c9_a_wrong_field_is_named(kind) {
         let app = App::at_rest(kind);
         let client = app.client("default", &["edit"]);

@@ -27,7 +27,7 @@ on_both! {
         assert_eq!(imported(&ran), (2, 0, 0, 3));
         assert_eq!(ran.stderr, "line 3: addresses[0].address: is not a phone number in E.164: '+', then 7 to 15 digits, the first not 0\nline 4: data: is not JSON: expected ident at line 1 column 2\nline 6: has 2 fields; the header has 5\n");
         let all = users(&shell);
-        assert_eq!(all[0], json!({"id": "1", "name": "Ada", "language": null, "time_zone": null, "data": {"room": 7}, "preferences": [], "addresses": [
+        assert_eq!(all[0], json!({"id": "1", "name": "Ada", "language": null, "time_zone": null, "quiet_hours": null, "data": {"room": 7}, "preferences": [], "addresses": [
             {"kind": "email", "address": "ada@example.com", "verified_at": null, "disabled_reason": null},
             {"kind": "email", "address": "a2@example.com", "verified_at": null, "disabled_reason": null},
             {"kind": "phone", "address": "+919876543210", "verified_at": null, "disabled_reason": null}]}));
@@ -41,16 +41,31 @@ on_both! {
         assert_eq!((&all[0]["name"], all[0]["addresses"].as_array().unwrap().len(), &all[2]["name"]), (&json!("Ada L."), 3, &json!("Newer")), "columns that are not there change nothing");
     }
 
+    fn quiet_hours_are_imported_from_both_formats_and_checked(kind) {
+        let shell = Shell::ready_on(kind);
+        write(&shell, "users.csv", "id,time_zone,quiet_hours\n1,Asia/Kolkata,22:00-07:00\n2,,22-7\n3,Mars/Base,\n");
+        let ran = shell.run(&["users", "import", "users.csv", "-o", "json"]).ends(7);
+        assert_eq!(ran.stderr, "line 3: quiet_hours.from: \"22\" is not a time of day; write one such as 22:00\nline 4: time_zone: \"Mars/Base\" is not a time zone; write one such as Asia/Kolkata\n");
+        assert_eq!(users(&shell)[0]["quiet_hours"], json!({"from": "22:00", "until": "07:00"}));
+        write(&shell, "users.jsonl", r#"{"id": "1", "quiet_hours": {"from": "12:00", "until": "13:00"}}"#);
+        assert_eq!(imported(&shell.run(&["users", "import", "users.jsonl", "-o", "json"]).ends(0)), (0, 1, 0, 0));
+        assert_eq!(users(&shell)[0]["quiet_hours"], json!({"from": "12:00", "until": "13:00"}));
+        let refused = shell.run(&["users", "update", "1", "--quiet-hours", "22:00"]).ends(2);
+        assert!(refused.stderr.contains("write hours such as 22:00-07:00"), "{}", refused.stderr);
+        shell.run(&["users", "update", "1", "--quiet-hours", ""]).ends(0);
+        assert_eq!(users(&shell)[0]["quiet_hours"], json!(null));
+    }
+
     fn an_export_of_users_is_safe_in_a_spreadsheet_and_comes_back_whole(kind) {
         let shell = Shell::ready_on(kind);
-        shell.run(&["users", "create", "1", "--display-name", "=cmd|' /C calc'!A0", "--address", "phone:+919876543210", "--address", "email:ada@example.com", "--language", "en"]).ends(0);
+        shell.run(&["users", "create", "1", "--display-name", "=cmd|' /C calc'!A0", "--address", "phone:+919876543210", "--address", "email:ada@example.com", "--language", "en", "--quiet-hours", "22:00-07:00"]).ends(0);
         shell.run(&["users", "create", "@2", "--display-name", "a \"b\", c", "--data", r#"{"a": [1, "x"]}"#]).ends(0);
         shell.run(&["users", "prefer", "1", "refuse", "--channel", "sms"]).ends(0);
         let csv = shell.run(&["users", "export"]).ends(0).stdout;
         let lines: Vec<&str> = csv.lines().collect();
-        assert_eq!(lines[0], "id,name,language,time_zone,email,phone,slack,teams,webhook,data");
-        assert_eq!(lines[1], "1,'=cmd|' /C calc'!A0,en,,ada@example.com,'+919876543210,,,,");
-        assert_eq!(lines[2], r#"'@2,"a ""b"", c",,,,,,,,"{""a"":[1,""x""]}""#);
+        assert_eq!(lines[0], "id,name,language,time_zone,email,phone,slack,teams,webhook,data,quiet_hours");
+        assert_eq!(lines[1], "1,'=cmd|' /C calc'!A0,en,,ada@example.com,'+919876543210,,,,,22:00-07:00");
+        assert_eq!(lines[2], r#"'@2,"a ""b"", c",,,,,,,,"{""a"":[1,""x""]}","#);
         let before = users(&shell);
         let jsonl = shell.run(&["users", "export", "--format", "jsonl"]).ends(0).stdout;
         write(&shell, "all.csv", &csv);

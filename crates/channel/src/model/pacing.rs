@@ -1,0 +1,311 @@
+//! How often a recipient hears of a template: throttles and digests. The rules are pure; the counts and the collected
+//! events are in the database, and are changed in the transaction that writes the targets.
+
+use postcommit::{Recipient, Timestamp, key};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use sha2::{Digest as _, Sha256};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// The most messages in a period of a throttle.
+pub const THROTTLE_MAX: u32 = 10_000;
+/// The longest period of a throttle in seconds: 30 days.
+pub const THROTTLE_PERIOD_S: u32 = 30 * 86_400;
+/// The longest window of a digest in seconds: 7 days.
+pub const DIGEST_WINDOW_S: u32 = 7 * 86_400;
+/// Characters of a digest's key.
+pub const DIGEST_KEY_CHARS: usize = 255;
+/// The most items of a digest. A full one is sent immediately, and the next event begins another.
+pub const DIGEST_ITEMS: u32 = 500;
+/// Bytes of the payloads of a digest together.
+pub const DIGEST_BYTES: u64 = 2 * 1024 * 1024;
+
+/// The code of a target that a throttle has skipped.
+pub const THROTTLED: &str = "throttled";
+/// The code of a target that was put into a digest.
+pub const DIGESTED: &str = "digested";
+
+/// At most so many messages of a template for one recipient in a period. The period begins with its first message.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Throttle {
+    /// The most messages in a period.
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 10000))]
+    pub max: u32,
+    /// The length of the period in seconds.
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 2592000))]
+    pub per_s: u32,
+    /// What becomes of the rest.
+    #[serde(default)]
+    pub then: Then,
+}
+
+/// What becomes of the messages beyond a throttle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum Then {
+    /// They are skipped.
+    #[default]
+    Skip,
+    /// They are collected in the template's digest.
+    Digest,
+}
+
+/// The events of a recipient are collected for a window, and one message is sent with all of them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct DigestRule {
+    /// How long events are collected, from the first one on, in seconds.
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 604800))]
+    pub window_s: u32,
+    /// The field of the payload whose values are collected apart, such as `listingId`. Without it, all events of the
+    /// recipient are collected together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 255))]
+    pub key: Option<String>,
+}
+
+/// Checks the rules of a template.
+///
+/// # Errors
+/// Names the field, its value and what is allowed.
+pub fn check_pacing(throttle: Option<&Throttle>, digest: Option<&DigestRule>) -> Result<(), String> {
+    let within = |field: &str, value: u32, most: u32| match (1..=most).contains(&value) {
+        true => Ok(()),
+        false => Err(format!("{field}: is {value}; 1 to {most} are allowed")),
+    };
+    if let Some(throttle) = throttle {
+        within("throttle.max", throttle.max, THROTTLE_MAX)?;
+        within("throttle.per_s", throttle.per_s, THROTTLE_PERIOD_S)?;
+    }
+    if let Some(digest) = digest {
+        within("digest.window_s", digest.window_s, DIGEST_WINDOW_S)?;
+        let chars = digest.key.as_ref().map_or(1, |key| key.chars().count());
+        if !(1..=DIGEST_KEY_CHARS).contains(&chars) {
+            return Err(format!("digest.key: has {chars} characters; 1 to {DIGEST_KEY_CHARS} are allowed"));
+        }
+    }
+    match (throttle.map(|throttle| throttle.then), digest) {
+        (Some(Then::Digest), None) => {
+            Err("throttle.then: is \"digest\", and the template has no digest; set `digest`, or write \"skip\"".into())
+        }
+        (Some(Then::Skip), Some(_)) => {
+            Err("throttle.then: is \"skip\", and the template has a digest; write \"digest\", or remove the digest"
+                .into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What the transaction that writes a target must count or collect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pacing {
+    /// The throttle, and the hash under which its recipient is counted.
+    pub throttle: Option<(Uuid, Throttle)>,
+    /// The digest that takes the event, or takes it when the throttle does not let it pass.
+    pub digest: Option<Digesting>,
+}
+
+/// An event on its way into a digest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Digesting {
+    /// The hash of the template, the recipient and the key.
+    pub key_hash: Uuid,
+    /// How long the digest collects, if the event is its first.
+    pub window: Duration,
+    /// The event type, of which the digest's own notification is, too.
+    pub event_type: String,
+    /// The name of the tenant.
+    pub tenant_name: String,
+    /// To whom the digest goes: a user, whose address is looked up when it is sent, or an address.
+    pub recipient: Recipient,
+    /// 0 to 9, 9 first.
+    pub priority: i16,
+    /// Bytes of the event's payload.
+    pub bytes: u64,
+}
+
+/// What an expansion decides about a target that is throttled or collected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pace {
+    /// It is sent.
+    Send,
+    /// It is skipped.
+    Skip,
+    /// It goes into the digest.
+    Collect,
+}
+
+/// How much a recipient has had in the present period.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Period {
+    /// When the period ends. If that is in the past, the next message begins another.
+    pub until: Timestamp,
+    /// The messages in it.
+    pub sent: u32,
+}
+
+impl Pacing {
+    /// Decides about one target, and counts it if it is sent.
+    pub fn decide(&self, period: Option<&mut Period>, now: Timestamp) -> Pace {
+        let Some(((_, throttle), period)) = self.throttle.as_ref().zip(period) else {
+            return if self.digest.is_some() { Pace::Collect } else { Pace::Send };
+        };
+        if period.until <= now {
+            *period = Period { until: now.plus(Duration::from_secs(throttle.per_s.into())), sent: 0 };
+        }
+        if period.sent < throttle.max {
+            period.sent += 1;
+            return Pace::Send;
+        }
+        match throttle.then {
+            Then::Digest if self.digest.is_some() => Pace::Collect,
+            _ => Pace::Skip,
+        }
+    }
+}
+
+/// A digest while it is filled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenDigest {
+    /// The id of its own notification.
+    pub id: Uuid,
+    /// The events in it.
+    pub items: u32,
+    /// Bytes of their payloads.
+    pub bytes: u64,
+}
+
+impl OpenDigest {
+    /// Whether an event of this size fits in. The first one always does.
+    #[must_use]
+    pub fn has_room_for(&self, bytes: u64) -> bool {
+        self.items == 0 || (self.items < DIGEST_ITEMS && self.bytes + bytes <= DIGEST_BYTES)
+    }
+
+    /// Adds an event.
+    pub fn add(&mut self, bytes: u64) {
+        self.items += 1;
+        self.bytes += bytes;
+    }
+
+    /// Whether it is sent without waiting for the end of its window.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.items >= DIGEST_ITEMS || self.bytes >= DIGEST_BYTES
+    }
+}
+
+/// The hash of several texts, such as a template and a recipient.
+pub(super) fn hash(what: &str, parts: &[&str]) -> Uuid {
+    let hash = Sha256::digest(key::of(what, parts));
+    Uuid::from_slice(hash.get(..16).unwrap_or_default()).unwrap_or_default()
+}
+
+/// The payload by which a digest is rendered: the fields of its first item, and with them `items`, a list of all
+/// payloads, and `count`.
+#[must_use]
+pub fn digest_payload(items: &[Box<RawValue>]) -> Box<RawValue> {
+    let first = items.first().map_or("{}", |first| first.get());
+    let fields: BTreeMap<String, &RawValue> = serde_json::from_str(first).unwrap_or_default();
+    let own = [("items".to_owned(), serde_json::to_string(items)), ("count".to_owned(), Ok(items.len().to_string()))];
+    let own: BTreeMap<String, Box<RawValue>> =
+        own.into_iter().filter_map(|(name, json)| Some((name, RawValue::from_string(json.ok()?).ok()?))).collect();
+    let mut merged = fields;
+    merged.extend(own.iter().map(|(name, value)| (name.clone(), &**value)));
+    serde_json::value::to_raw_value(&merged).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(json: &str) -> Box<RawValue> {
+        RawValue::from_string(json.to_owned()).unwrap()
+    }
+
+    fn throttle(max: u32, then: Then) -> Throttle {
+        Throttle { max, per_s: 60, then }
+    }
+
+    fn digesting() -> Digesting {
+        Digesting {
+            key_hash: Uuid::nil(),
+            window: Duration::from_secs(60),
+            event_type: "a".into(),
+            tenant_name: "default".into(),
+            recipient: Recipient::user("1"),
+            priority: 5,
+            bytes: 2,
+        }
+    }
+
+    #[test]
+    fn a_throttle_lets_so_many_pass_in_a_period_and_begins_another_with_the_next() {
+        let t0 = Timestamp::from_micros(1_800_000_000_000_000);
+        let at = |seconds| t0.plus(Duration::from_secs(seconds));
+        for (then, rest) in [(Then::Skip, Pace::Skip), (Then::Digest, Pace::Collect)] {
+            let digest = (then == Then::Digest).then(digesting);
+            let pacing = Pacing { throttle: Some((Uuid::nil(), throttle(2, then))), digest };
+            let mut period = Period { until: t0, sent: 0 };
+            let times = [0, 1, 2, 59, 60, 61, 119, 120];
+            let paces = times.map(|second| pacing.decide(Some(&mut period), at(second)));
+            assert_eq!(paces, [Pace::Send, Pace::Send, rest, rest, Pace::Send, Pace::Send, rest, Pace::Send]);
+        }
+        let collects = Pacing { throttle: None, digest: Some(digesting()) };
+        assert_eq!(collects.decide(None, t0), Pace::Collect);
+    }
+
+    #[test]
+    fn a_digest_is_full_by_items_or_bytes_and_takes_any_first_item() {
+        let mut digest = OpenDigest { id: Uuid::nil(), items: 0, bytes: 0 };
+        assert!(digest.has_room_for(DIGEST_BYTES + 1));
+        for _ in 0..DIGEST_ITEMS {
+            assert!(digest.has_room_for(10) && !digest.is_full());
+            digest.add(10);
+        }
+        assert!(!digest.has_room_for(10) && digest.is_full());
+        let mut large = OpenDigest { id: Uuid::nil(), items: 0, bytes: 0 };
+        large.add(DIGEST_BYTES - 10);
+        assert!(!large.is_full() && large.has_room_for(10) && !large.has_room_for(11));
+        large.add(10);
+        assert!(large.is_full());
+    }
+
+    #[test]
+    fn a_digest_has_the_fields_of_its_first_item_and_all_items_with_every_digit() {
+        let items = [raw(r#"{"price": 1.50, "count": 7, "name": "Ada"}"#), raw(r#"{"price": 2.00}"#)];
+        let payload = digest_payload(&items);
+        assert_eq!(
+            payload.get(),
+            r#"{"count":2,"items":[{"price": 1.50, "count": 7, "name": "Ada"},{"price": 2.00}],"name":"Ada","price":1.50}"#
+        );
+        assert_eq!(digest_payload(&[]).get(), r#"{"count":0,"items":[]}"#);
+    }
+
+    #[test]
+    fn the_rules_of_a_template_are_checked() {
+        let digest = |window_s, key: Option<&str>| DigestRule { window_s, key: key.map(str::to_owned) };
+        let (hour, skip) = (digest(3600, Some("listingId")), throttle(3, Then::Skip));
+        for (throttle, digest) in [(None, None), (Some(&skip), None), (None, Some(&hour))] {
+            assert_eq!(check_pacing(throttle, digest), Ok(()));
+        }
+        assert_eq!(check_pacing(Some(&throttle(3, Then::Digest)), Some(&hour)), Ok(()));
+        for (throttle, digest, field) in [
+            (Some(throttle(0, Then::Skip)), None, "throttle.max: is 0; 1 to 10000 are allowed"),
+            (Some(Throttle { per_s: 0, ..skip.clone() }), None, "throttle.per_s: is 0; 1 to 2592000 are allowed"),
+            (None, Some(digest(604_801, None)), "digest.window_s: is 604801; 1 to 604800 are allowed"),
+            (None, Some(digest(1, Some(""))), "digest.key: has 0 characters; 1 to 255 are allowed"),
+            (Some(throttle(1, Then::Digest)), None, "throttle.then: is \"digest\", and the template has no digest"),
+            (Some(skip.clone()), Some(hour.clone()), "throttle.then: is \"skip\", and the template has a digest"),
+        ] {
+            let problem = check_pacing(throttle.as_ref(), digest.as_ref()).unwrap_err();
+            assert!(problem.starts_with(field), "{problem}");
+        }
+    }
+}

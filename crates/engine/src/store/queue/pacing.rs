@@ -1,0 +1,449 @@
+//! Throttles and digests. Both are counted and filled in the transaction that writes the targets, under the leases of
+//! their notifications, so that a repeated expansion counts once and an event is in one digest or in none.
+//!
+//! A digest is a notification of its own, and it is open while its own row (n = 0) is in the queue. Whatever takes that row
+//! away, an expansion, an expiry or an operator, closes it, and the next event opens another. So there is no state that could
+//! disagree with the queue (docs/decisions/0034).
+//!
+//! Locks are taken in one order: the notifications' own rows, throttles, digests, the digests' own rows, send keys. The
+//! digests' own rows are not waited for.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures_util::FutureExt;
+use postcommit::Timestamp;
+use postcommit_channel::model::{
+    DIGESTED, DeliveryKey, Digesting, Fate, FinishedState, OpenDigest, Pace, Pacing, Period, THROTTLED, Target,
+};
+use rusqlite::Connection;
+use serde_json::{Value as Json, json};
+use uuid::Uuid;
+
+use super::expand::{DUPLICATE, Expanded, SENT_ALREADY, Written};
+use crate::crash_point;
+use crate::db::{DbError, Row, Transaction, Value, postgres, sqlite};
+use crate::store::intake::accept::{enter_one_postgres, enter_one_sqlite};
+use crate::store::{NotificationRequest, Store};
+
+/// A transaction of either database.
+trait Session {
+    /// Runs a statement in the form that both databases share.
+    async fn query(&self, sql: &str, rows: Vec<Json>) -> Result<Vec<Row>, DbError>;
+    /// Enqueues a notification.
+    async fn enqueue(&self, request: &NotificationRequest) -> Result<Uuid, DbError>;
+}
+
+impl Session for Transaction<'_> {
+    async fn query(&self, sql: &str, rows: Vec<Json>) -> Result<Vec<Row>, DbError> {
+        postgres::query(self, sql, &[Value::from(json!(rows))]).await
+    }
+
+    async fn enqueue(&self, request: &NotificationRequest) -> Result<Uuid, DbError> {
+        Ok(enter_one_postgres(self, request).await?.id)
+    }
+}
+
+impl Session for &Connection {
+    async fn query(&self, sql: &str, rows: Vec<Json>) -> Result<Vec<Row>, DbError> {
+        sqlite::query(self, &sqlite::dialect(sql), &[Value::from(json!(rows))])
+    }
+
+    async fn enqueue(&self, request: &NotificationRequest) -> Result<Uuid, DbError> {
+        Ok(enter_one_sqlite(request)?(self)?.id)
+    }
+}
+
+/// Whether a target is counted or collected when it is written.
+pub(in crate::store) fn is_paced(batch: &[Expanded]) -> bool {
+    batch.iter().flat_map(|one| &one.targets).any(|target| target.pacing.is_some())
+}
+
+/// Counts and collects on PostgreSQL. Notifications whose lease is lost are removed from the batch.
+pub(in crate::store) async fn pace_postgres(
+    transaction: &Transaction<'_>,
+    sql: &PacingSql,
+    batch: &mut Vec<Expanded>,
+) -> Result<Written, DbError> {
+    pace(transaction, sql, batch).await
+}
+
+/// Counts and collects on SQLite. Returns the batch without the notifications whose lease is lost.
+pub(in crate::store) fn pace_sqlite(
+    connection: &Connection,
+    sql: &PacingSql,
+    batch: &[Expanded],
+) -> Result<(Vec<Expanded>, Written), DbError> {
+    let mut batch = batch.to_vec();
+    // Nothing in it waits, because SQLite's calls do not.
+    let paced = pace(&connection, sql, &mut batch).now_or_never();
+    let waited = || Err(DbError::Unreadable("a transaction on SQLite has waited".into()));
+    Ok((batch, paced.unwrap_or_else(waited)?))
+}
+
+/// The statements. Their one parameter is a JSON array of rows.
+pub(in crate::store) struct PacingSql {
+    leased: String,
+    begin_periods: String,
+    periods: String,
+    note_periods: String,
+    begin_digests: String,
+    digests: String,
+    open_digests: String,
+    pin: String,
+    note_digests: String,
+    add_items: String,
+    hold_keys: String,
+    release_keys: String,
+    make_due: String,
+}
+
+type Hash = (i32, Uuid);
+
+impl Store {
+    pub(in crate::store) fn pacing_sql(&self) -> PacingSql {
+        let is_postgres = self.db.kind() == "postgres";
+        let given = |columns: &[(&str, &str)]| self.rows_given(1, &[&[("tenant", "int")], columns].concat());
+        let lock =
+            |row: &str, how: &str| if is_postgres { format!(" FOR UPDATE OF {row}{how}") } else { String::new() };
+        let tenant = |alias: &str| match is_postgres {
+            // By an array, so that the planner keeps to the primary key (tests/it/planner.rs).
+            true => format!("{alias}.tenant = ANY (ARRAY[g.tenant])"),
+            false => format!("{alias}.tenant = g.tenant"),
+        };
+        let (hash, id, n) = (("key_hash", "uuid"), ("notification_id", "uuid"), ("n", "int"));
+        let by_hash = |table: &str| format!("{} AND {table}.key_hash = g.key_hash", tenant(table));
+        let own_row = format!("{} AND q.notification_id = g.notification_id AND q.n = 0", tenant("q"));
+        let update = |table: &str, set: &str, from: &str, place: &str| {
+            format!("UPDATE postcommit.{table} SET {set} FROM {from} WHERE {place}")
+        };
+        let until = self.time_given("g.until_us");
+        PacingSql {
+            leased: format!(
+                "SELECT q.tenant, q.notification_id, {{now}} FROM {} JOIN postcommit.delivery_queue q ON {own_row}
+                 WHERE q.lease_token = g.token{}",
+                given(&[id, ("token", "uuid")]),
+                lock("q", "")
+            ),
+            begin_periods: format!(
+                "INSERT INTO postcommit.throttle (tenant, key_hash, until, sent)
+                 SELECT g.tenant, g.key_hash, {{now}}, 0 FROM {} WHERE 1 = 1 ORDER BY g.tenant, g.key_hash
+                 ON CONFLICT DO NOTHING",
+                given(&[hash])
+            ),
+            periods: format!(
+                "SELECT t.tenant, t.key_hash, t.until, t.sent FROM {} JOIN postcommit.throttle t ON {}
+                 ORDER BY t.tenant, t.key_hash{}",
+                given(&[hash]),
+                by_hash("t"),
+                lock("t", "")
+            ),
+            note_periods: update(
+                "throttle AS t",
+                &format!("until = {until}, sent = g.sent"),
+                &given(&[hash, ("until_us", "bigint"), ("sent", "int")]),
+                &by_hash("t"),
+            ),
+            begin_digests: format!(
+                "INSERT INTO postcommit.digest (tenant, key_hash, notification_id, items, bytes)
+                 SELECT g.tenant, g.key_hash, g.notification_id, 0, 0 FROM {} WHERE 1 = 1
+                 ORDER BY g.tenant, g.key_hash ON CONFLICT DO NOTHING",
+                given(&[hash, id])
+            ),
+            digests: format!(
+                "SELECT d.tenant, d.key_hash, d.notification_id, d.items, d.bytes FROM {} JOIN postcommit.digest d ON {}
+                 ORDER BY d.tenant, d.key_hash{}",
+                given(&[hash]),
+                by_hash("d"),
+                lock("d", "")
+            ),
+            open_digests: format!(
+                "SELECT q.tenant, q.notification_id FROM {} JOIN postcommit.delivery_queue q ON {own_row}{}",
+                given(&[id]),
+                lock("q", " SKIP LOCKED")
+            ),
+            pin: update(
+                "delivery_queue AS q",
+                "channel = g.channel, template = g.template, template_version = g.version, language = g.language",
+                &given(&[id, ("channel", "text"), ("template", "text"), ("version", "int"), ("language", "text")]),
+                &own_row,
+            ),
+            note_digests: update(
+                "digest AS d",
+                "notification_id = g.notification_id, items = g.items, bytes = g.bytes",
+                &given(&[hash, id, ("items", "int"), ("bytes", "bigint")]),
+                &by_hash("d"),
+            ),
+            add_items: format!(
+                "INSERT INTO postcommit.digest_item (tenant, digest_id, notification_id, n)
+                 SELECT g.tenant, g.digest_id, g.notification_id, g.n FROM {}",
+                given(&[("digest_id", "uuid"), id, n])
+            ),
+            hold_keys: format!(
+                "INSERT INTO postcommit.send_key (tenant, key_hash, notification_id, n, created_at)
+                 SELECT g.tenant, g.key_hash, g.notification_id, g.n, {{now}} FROM {} WHERE 1 = 1
+                 ORDER BY g.tenant, g.key_hash, g.notification_id, g.n
+                 ON CONFLICT DO NOTHING RETURNING tenant, notification_id, n",
+                given(&[hash, id, n])
+            ),
+            release_keys: format!(
+                "DELETE FROM postcommit.send_key AS k WHERE EXISTS (SELECT 1 FROM {} WHERE {})",
+                given(&[hash]),
+                by_hash("k")
+            ),
+            make_due: update(
+                "delivery_queue AS q",
+                "due_at = {now}",
+                &given(&[id]),
+                &format!("{own_row} AND q.lease_token IS NULL"),
+            ),
+        }
+    }
+}
+
+/// Decides about every paced target of a batch, and writes what follows except the targets themselves.
+async fn pace<S: Session>(session: &S, sql: &PacingSql, batch: &mut Vec<Expanded>) -> Result<Written, DbError> {
+    let Some(now) = keep_leased(session, sql, batch).await? else { return Ok(Written::default()) };
+    let mut pacer = Pacer { session, sql, now, ..Pacer::begin(session, sql, batch).await? };
+    let duplicates = pacer.hold_keys(batch).await?;
+    for one in batch.iter_mut() {
+        let key = one.lease.key;
+        for (n, target) in (one.first..).zip(&mut one.targets) {
+            let key = DeliveryKey { n, ..key };
+            if is_live(target) {
+                pacer.judge(key, target, duplicates.contains(&key)).await?;
+            }
+        }
+    }
+    crash_point!("expand.in_tx");
+    pacer.finish().await
+}
+
+/// Whether a target is counted or collected, and does not end for another reason.
+fn is_live(target: &Target) -> bool {
+    target.pacing.is_some() && target.fate.ended().is_none()
+}
+
+fn live(batch: &[Expanded]) -> impl Iterator<Item = (DeliveryKey, &Target, &Pacing)> {
+    batch.iter().flat_map(|one| {
+        let keyed = (one.first..).zip(&one.targets).filter(|(_, target)| is_live(target));
+        keyed.filter_map(|(n, target)| Some((DeliveryKey { n, ..one.lease.key }, target, target.pacing.as_deref()?)))
+    })
+}
+
+/// Removes the notifications whose lease is lost, and locks the rows of the others. Returns the database's time, or `None`
+/// if nothing is left.
+async fn keep_leased<S: Session>(
+    session: &S,
+    sql: &PacingSql,
+    batch: &mut Vec<Expanded>,
+) -> Result<Option<Timestamp>, DbError> {
+    let of = |one: &Expanded| {
+        let (key, token) = (one.lease.key, one.lease.token);
+        json!({"tenant": key.tenant, "notification_id": key.notification, "token": token})
+    };
+    let rows = session.query(&sql.leased, batch.iter().map(of).collect()).await?;
+    let kept: BTreeSet<Hash> = rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect::<Result<_, DbError>>()?;
+    batch.retain(|one| kept.contains(&(one.lease.key.tenant, one.lease.key.notification)));
+    rows.first().map(|row| row.get(2)).transpose()
+}
+
+/// What one transaction counts and collects.
+struct Pacer<'a, S> {
+    session: &'a S,
+    sql: &'a PacingSql,
+    now: Timestamp,
+    periods: BTreeMap<Hash, Period>,
+    /// Digests by their keys. `None` if the newest one is closed.
+    digests: BTreeMap<Hash, Option<OpenDigest>>,
+    items: Vec<Json>,
+    released: Vec<Json>,
+    full: Vec<Json>,
+    written: Written,
+}
+
+impl<'a, S: Session> Pacer<'a, S> {
+    /// Locks and reads the throttles and digests of a batch.
+    async fn begin(session: &'a S, sql: &'a PacingSql, batch: &[Expanded]) -> Result<Self, DbError> {
+        let (mut throttles, mut digests) = (BTreeSet::new(), BTreeSet::new());
+        for (key, _, pacing) in live(batch) {
+            throttles.extend(pacing.throttle.as_ref().map(|(hash, _)| (key.tenant, *hash)));
+            digests.extend(pacing.digest.as_ref().map(|digest| (key.tenant, digest.key_hash)));
+        }
+        Ok(Self {
+            session,
+            sql,
+            now: Timestamp::from_micros(0),
+            periods: periods(session, sql, &throttles).await?,
+            digests: open_digests(session, sql, &digests).await?,
+            items: vec![],
+            released: vec![],
+            full: vec![],
+            written: Written::default(),
+        })
+    }
+
+    /// Enters the send keys of paced targets. Returns the targets whose key another delivery holds.
+    async fn hold_keys(&self, batch: &[Expanded]) -> Result<BTreeSet<DeliveryKey>, DbError> {
+        let mut asked: BTreeMap<DeliveryKey, Json> = BTreeMap::new();
+        for (key, target, _) in live(batch) {
+            if let Some(hash) = target.once {
+                let DeliveryKey { tenant, notification, n } = key;
+                asked.insert(key, json!({"tenant": tenant, "key_hash": hash, "notification_id": notification, "n": n}));
+            }
+        }
+        if asked.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        let rows = self.session.query(&self.sql.hold_keys, asked.values().cloned().collect()).await?;
+        for row in &rows {
+            asked.remove(&DeliveryKey { tenant: row.get(0)?, notification: row.get(1)?, n: row.get(2)? });
+        }
+        Ok(asked.into_keys().collect())
+    }
+
+    /// Decides about one target.
+    async fn judge(&mut self, key: DeliveryKey, target: &mut Target, is_duplicate: bool) -> Result<(), DbError> {
+        // Its send key is entered already, or held by another delivery.
+        let once = target.once.take();
+        let Some(pacing) = target.pacing.take() else { return Ok(()) };
+        if is_duplicate {
+            target.fate = skipped(DUPLICATE, SENT_ALREADY.to_owned());
+            self.written.duplicates.push(key);
+            return Ok(());
+        }
+        let period = pacing.throttle.as_ref().and_then(|(hash, _)| self.periods.get_mut(&(key.tenant, *hash)));
+        match (pacing.decide(period, self.now), &pacing.digest) {
+            (Pace::Collect, Some(digesting)) => {
+                let digest = self.collect(key, target, digesting).await?;
+                target.fate = skipped(DIGESTED, format!("it is an item of the digest {digest}"));
+                self.written.ended.push((key, DIGESTED));
+            }
+            (Pace::Skip, _) => {
+                let detail = pacing.throttle.as_ref().map(|(_, throttle)| {
+                    format!("the recipient had {} messages of the template within {} s", throttle.max, throttle.per_s)
+                });
+                target.fate = skipped(THROTTLED, detail.unwrap_or_default());
+                self.written.ended.push((key, THROTTLED));
+                // What is not sent holds no key.
+                self.released.extend(once.map(|hash| json!({"tenant": key.tenant, "key_hash": hash})));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Puts an event into its digest, and opens one if there is none. Returns the digest's id.
+    async fn collect(&mut self, key: DeliveryKey, target: &Target, digesting: &Digesting) -> Result<Uuid, DbError> {
+        let place = (key.tenant, digesting.key_hash);
+        let open = self.digests.get(&place).copied().flatten().filter(|open| open.has_room_for(digesting.bytes));
+        let mut digest = match open {
+            Some(open) => open,
+            None => {
+                // A digest without room for this event waits no longer.
+                let former = self.digests.get(&place).copied().flatten();
+                self.full.extend(former.map(|former| json!({"tenant": key.tenant, "notification_id": former.id})));
+                OpenDigest { id: self.open(key, target, digesting).await?, items: 0, bytes: 0 }
+            }
+        };
+        digest.add(digesting.bytes);
+        if digest.is_full() {
+            self.full.push(json!({"tenant": key.tenant, "notification_id": digest.id}));
+        }
+        self.digests.insert(place, Some(digest));
+        self.items.push(json!({"tenant": key.tenant, "digest_id": digest.id, "notification_id": key.notification,
+            "n": key.n}));
+        Ok(digest.id)
+    }
+
+    /// Opens a digest: enqueues its notification, due at the end of the window, and notes by which template it is
+    /// rendered.
+    async fn open(&self, key: DeliveryKey, target: &Target, digesting: &Digesting) -> Result<Uuid, DbError> {
+        let facts = &target.facts;
+        let said = json!({
+            "event_type": digesting.event_type,
+            "idempotency_key": format!("{}{}", postcommit_channel::model::DIGEST_KEY, key.id()),
+            "recipients": [digesting.recipient],
+            "channels": [facts.channel()],
+            "priority": digesting.priority,
+            "due_at": self.now.plus(digesting.window),
+            "source": {"rule": format!("digest of template {}", facts.template.as_deref().unwrap_or_default())},
+        });
+        let request = NotificationRequest::read(&said.to_string(), &digesting.tenant_name)
+            .map_err(|problem| DbError::Unreadable(format!("a digest cannot be enqueued: {problem}")))?;
+        let id = self.session.enqueue(&request).await?;
+        let pin = json!({"tenant": key.tenant, "notification_id": id, "channel": facts.channel(),
+            "template": facts.template, "version": facts.template_version, "language": facts.language});
+        self.session.query(&self.sql.pin, vec![pin]).await?;
+        Ok(id)
+    }
+
+    /// Writes the counts, the digests and their items.
+    async fn finish(self) -> Result<Written, DbError> {
+        let period = |((tenant, hash), period): (&Hash, &Period)| json!({"tenant": tenant, "key_hash": hash, "until_us": period.until.as_micros(), "sent": period.sent});
+        let digest = |((tenant, hash), digest): (&Hash, &Option<OpenDigest>)| {
+            let OpenDigest { id, items, bytes } = (*digest)?;
+            Some(json!({"tenant": tenant, "key_hash": hash, "notification_id": id, "items": items, "bytes": bytes}))
+        };
+        let writes = [
+            (&self.sql.note_periods, self.periods.iter().map(period).collect()),
+            (&self.sql.note_digests, self.digests.iter().filter_map(digest).collect()),
+            (&self.sql.add_items, self.items),
+            (&self.sql.release_keys, self.released),
+            (&self.sql.make_due, self.full),
+        ];
+        for (sql, rows) in writes {
+            if !Vec::is_empty(&rows) {
+                self.session.query(sql, rows).await?;
+            }
+        }
+        Ok(self.written)
+    }
+}
+
+/// Locks and reads the periods of throttles. One that is not there begins now.
+async fn periods<S: Session>(
+    session: &S,
+    sql: &PacingSql,
+    wanted: &BTreeSet<Hash>,
+) -> Result<BTreeMap<Hash, Period>, DbError> {
+    if wanted.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    session.query(&sql.begin_periods, hashes(wanted)).await?;
+    let rows = session.query(&sql.periods, hashes(wanted)).await?;
+    rows.iter()
+        .map(|row| Ok(((row.get(0)?, row.get(1)?), Period { until: row.get(2)?, sent: row.get::<u32>(3)? })))
+        .collect()
+}
+
+/// Locks and reads the newest digests of their keys, and finds out which of them are open.
+async fn open_digests<S: Session>(
+    session: &S,
+    sql: &PacingSql,
+    wanted: &BTreeSet<Hash>,
+) -> Result<BTreeMap<Hash, Option<OpenDigest>>, DbError> {
+    if wanted.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    session.query(&sql.begin_digests, hashes(wanted)).await?;
+    let rows = session.query(&sql.digests, hashes(wanted)).await?;
+    let read = |row: &Row| -> Result<(Hash, OpenDigest), DbError> {
+        let bytes = u64::try_from(row.get::<i64>(4)?).unwrap_or_default();
+        Ok(((row.get(0)?, row.get(1)?), OpenDigest { id: row.get(2)?, items: row.get(3)?, bytes }))
+    };
+    let newest: BTreeMap<Hash, OpenDigest> = rows.iter().map(read).collect::<Result<_, _>>()?;
+    let ids = newest.iter().map(|((tenant, _), digest)| json!({"tenant": tenant, "notification_id": digest.id}));
+    let rows = session.query(&sql.open_digests, ids.collect()).await?;
+    let open: BTreeSet<Hash> = rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect::<Result<_, DbError>>()?;
+    let found = newest.into_iter().map(|(key, digest)| (key, Some(digest).filter(|it| open.contains(&(key.0, it.id)))));
+    Ok(found.collect())
+}
+
+fn hashes(wanted: &BTreeSet<Hash>) -> Vec<Json> {
+    let row = |(tenant, hash): &Hash| json!({"tenant": tenant, "key_hash": hash, "notification_id": Uuid::nil()});
+    wanted.iter().map(row).collect()
+}
+
+fn skipped(code: &'static str, detail: String) -> Fate {
+    Fate::Ended { state: FinishedState::Skipped, code, detail }
+}
