@@ -52,9 +52,13 @@ pub(super) async fn expand_and_send(crew: &Arc<Crew>, lane: &Arc<Lane>, mut batc
         lane.set_backlog(true);
     }
     let claimed = write(crew, batch, clock.now()).await;
-    let unsettled = crew.leases.guard(claimed.iter().map(|(delivery, _)| Lease::of(delivery)));
-    attempt::attempt_batch(crew, lane, claimed, clock, slots, None).await;
-    unsettled.disarm();
+    let (own_crew, own_lane) = (crew.clone(), lane.clone());
+    // A task of its own, because rendering may take long, and other lanes must not wait for it.
+    tokio::spawn(async move {
+        let unsettled = own_crew.leases.guard(claimed.iter().map(|(delivery, _)| Lease::of(delivery)));
+        attempt::attempt_batch(&own_crew, &own_lane, claimed, clock, slots, None).await;
+        unsettled.disarm();
+    });
     let waiting = rest.into_iter().map(|held| Step::Expand(held.expanded, held.ended)).collect();
     write_all(crew, waiting, clock.now()).await;
 }
