@@ -164,8 +164,10 @@ impl Pacing {
             return Pace::Send;
         }
         match throttle.then {
+            Then::Skip => Pace::Skip,
             Then::Digest if self.digest.is_some() => Pace::Collect,
-            _ => Pace::Skip,
+            // Its recipient cannot have a digest, and nothing is lost.
+            Then::Digest => Pace::Send,
         }
     }
 }
@@ -257,6 +259,9 @@ mod tests {
             let paces = times.map(|second| pacing.decide(Some(&mut period), at(second)));
             assert_eq!(paces, [Pace::Send, Pace::Send, rest, rest, Pace::Send, Pace::Send, rest, Pace::Send]);
         }
+        let without = Pacing { throttle: Some((Uuid::nil(), throttle(1, Then::Digest))), digest: None };
+        let mut period = Period { until: at(60), sent: 1 };
+        assert_eq!(without.decide(Some(&mut period), t0), Pace::Send, "rather than lost");
         let collects = Pacing { throttle: None, digest: Some(digesting()) };
         assert_eq!(collects.decide(None, t0), Pace::Collect);
     }

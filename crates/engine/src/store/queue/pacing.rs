@@ -98,107 +98,136 @@ pub(in crate::store) struct PacingSql {
 }
 
 type Hash = (i32, Uuid);
+type Column = (&'static str, &'static str);
+
+const HASH: Column = ("key_hash", "uuid");
+const ID: Column = ("notification_id", "uuid");
+const N: Column = ("n", "int");
+
+/// Writes the parts of the statements in which the databases differ.
+struct Dialect<'a>(&'a Store);
+
+impl Dialect<'_> {
+    fn is_postgres(&self) -> bool {
+        self.0.db.kind() == "postgres"
+    }
+
+    /// The given rows: a tenant, and these columns.
+    fn given(&self, columns: &[Column]) -> String {
+        self.0.rows_given(1, &[&[("tenant", "int")], columns].concat())
+    }
+
+    /// On PostgreSQL, the lock on the rows of a table. SQLite has one writer.
+    fn lock(&self, table: &str, how: &str) -> String {
+        if self.is_postgres() { format!(" FOR UPDATE OF {table}{how}") } else { String::new() }
+    }
+
+    /// The condition that a row belongs to the given tenant.
+    fn tenant(&self, table: &str) -> String {
+        match self.is_postgres() {
+            // By an array, so that the planner keeps to the primary key (tests/it/planner.rs).
+            true => format!("{table}.tenant = ANY (ARRAY[g.tenant])"),
+            false => format!("{table}.tenant = g.tenant"),
+        }
+    }
+
+    fn by_hash(&self, table: &str) -> String {
+        format!("{} AND {table}.key_hash = g.key_hash", self.tenant(table))
+    }
+
+    /// The condition that row `q` of the queue is the own row of the given notification.
+    fn own_row(&self) -> String {
+        format!("{} AND q.notification_id = g.notification_id AND q.n = 0", self.tenant("q"))
+    }
+
+    /// Reads rows by their hashes, in one order, and locks them.
+    fn read(&self, table: &str, alias: &str, columns: &str) -> String {
+        let (given, by_hash, lock) = (self.given(&[HASH]), self.by_hash(alias), self.lock(alias, ""));
+        format!(
+            "SELECT {alias}.tenant, {alias}.key_hash, {columns} FROM {given} JOIN postcommit.{table} {alias} ON {by_hash}
+             ORDER BY {alias}.tenant, {alias}.key_hash{lock}"
+        )
+    }
+
+    fn update(&self, table: &str, set: &str, columns: &[Column], place: &str) -> String {
+        format!("UPDATE postcommit.{table} SET {set} FROM {} WHERE {place}", self.given(columns))
+    }
+}
 
 impl Store {
     pub(in crate::store) fn pacing_sql(&self) -> PacingSql {
-        let is_postgres = self.db.kind() == "postgres";
-        let given = |columns: &[(&str, &str)]| self.rows_given(1, &[&[("tenant", "int")], columns].concat());
-        let lock =
-            |row: &str, how: &str| if is_postgres { format!(" FOR UPDATE OF {row}{how}") } else { String::new() };
-        let tenant = |alias: &str| match is_postgres {
-            // By an array, so that the planner keeps to the primary key (tests/it/planner.rs).
-            true => format!("{alias}.tenant = ANY (ARRAY[g.tenant])"),
-            false => format!("{alias}.tenant = g.tenant"),
-        };
-        let (hash, id, n) = (("key_hash", "uuid"), ("notification_id", "uuid"), ("n", "int"));
-        let by_hash = |table: &str| format!("{} AND {table}.key_hash = g.key_hash", tenant(table));
-        let own_row = format!("{} AND q.notification_id = g.notification_id AND q.n = 0", tenant("q"));
-        let update = |table: &str, set: &str, from: &str, place: &str| {
-            format!("UPDATE postcommit.{table} SET {set} FROM {from} WHERE {place}")
-        };
-        let until = self.time_given("g.until_us");
+        let own = Dialect(self);
+        let (own_row, until) = (own.own_row(), self.time_given("g.until_us"));
+        let queue = "postcommit.delivery_queue q";
+        let pinned = [ID, ("channel", "text"), ("template", "text"), ("version", "int"), ("language", "text")];
         PacingSql {
             leased: format!(
-                "SELECT q.tenant, q.notification_id, {{now}} FROM {} JOIN postcommit.delivery_queue q ON {own_row}
+                "SELECT q.tenant, q.notification_id, {{now}} FROM {} JOIN {queue} ON {own_row}
                  WHERE q.lease_token = g.token{}",
-                given(&[id, ("token", "uuid")]),
-                lock("q", "")
+                own.given(&[ID, ("token", "uuid")]),
+                own.lock("q", "")
             ),
             begin_periods: format!(
                 "INSERT INTO postcommit.throttle (tenant, key_hash, until, sent)
                  SELECT g.tenant, g.key_hash, {{now}}, 0 FROM {} WHERE 1 = 1 ORDER BY g.tenant, g.key_hash
                  ON CONFLICT DO NOTHING",
-                given(&[hash])
+                own.given(&[HASH])
             ),
-            periods: format!(
-                "SELECT t.tenant, t.key_hash, t.until, t.sent FROM {} JOIN postcommit.throttle t ON {}
-                 ORDER BY t.tenant, t.key_hash{}",
-                given(&[hash]),
-                by_hash("t"),
-                lock("t", "")
-            ),
-            note_periods: update(
+            periods: own.read("throttle", "t", "t.until, t.sent"),
+            note_periods: own.update(
                 "throttle AS t",
                 &format!("until = {until}, sent = g.sent"),
-                &given(&[hash, ("until_us", "bigint"), ("sent", "int")]),
-                &by_hash("t"),
+                &[HASH, ("until_us", "bigint"), ("sent", "int")],
+                &own.by_hash("t"),
             ),
             begin_digests: format!(
                 "INSERT INTO postcommit.digest (tenant, key_hash, notification_id, items, bytes)
                  SELECT g.tenant, g.key_hash, g.notification_id, 0, 0 FROM {} WHERE 1 = 1
                  ORDER BY g.tenant, g.key_hash ON CONFLICT DO NOTHING",
-                given(&[hash, id])
+                own.given(&[HASH, ID])
             ),
-            digests: format!(
-                "SELECT d.tenant, d.key_hash, d.notification_id, d.items, d.bytes FROM {} JOIN postcommit.digest d ON {}
-                 ORDER BY d.tenant, d.key_hash{}",
-                given(&[hash]),
-                by_hash("d"),
-                lock("d", "")
-            ),
+            digests: own.read("digest", "d", "d.notification_id, d.items, d.bytes"),
             open_digests: format!(
-                "SELECT q.tenant, q.notification_id FROM {} JOIN postcommit.delivery_queue q ON {own_row}{}",
-                given(&[id]),
-                lock("q", " SKIP LOCKED")
+                "SELECT q.tenant, q.notification_id FROM {} JOIN {queue} ON {own_row}{}",
+                own.given(&[ID]),
+                own.lock("q", " SKIP LOCKED")
             ),
-            pin: update(
-                "delivery_queue AS q",
-                "channel = g.channel, template = g.template, template_version = g.version, language = g.language",
-                &given(&[id, ("channel", "text"), ("template", "text"), ("version", "int"), ("language", "text")]),
-                &own_row,
-            ),
-            note_digests: update(
+            pin: own.update("delivery_queue AS q", PIN, &pinned, &own_row),
+            note_digests: own.update(
                 "digest AS d",
                 "notification_id = g.notification_id, items = g.items, bytes = g.bytes",
-                &given(&[hash, id, ("items", "int"), ("bytes", "bigint")]),
-                &by_hash("d"),
+                &[HASH, ID, ("items", "int"), ("bytes", "bigint")],
+                &own.by_hash("d"),
             ),
             add_items: format!(
                 "INSERT INTO postcommit.digest_item (tenant, digest_id, notification_id, n)
                  SELECT g.tenant, g.digest_id, g.notification_id, g.n FROM {}",
-                given(&[("digest_id", "uuid"), id, n])
+                own.given(&[("digest_id", "uuid"), ID, N])
             ),
             hold_keys: format!(
                 "INSERT INTO postcommit.send_key (tenant, key_hash, notification_id, n, created_at)
                  SELECT g.tenant, g.key_hash, g.notification_id, g.n, {{now}} FROM {} WHERE 1 = 1
                  ORDER BY g.tenant, g.key_hash, g.notification_id, g.n
                  ON CONFLICT DO NOTHING RETURNING tenant, notification_id, n",
-                given(&[hash, id, n])
+                own.given(&[HASH, ID, N])
             ),
             release_keys: format!(
                 "DELETE FROM postcommit.send_key AS k WHERE EXISTS (SELECT 1 FROM {} WHERE {})",
-                given(&[hash]),
-                by_hash("k")
+                own.given(&[HASH]),
+                own.by_hash("k")
             ),
-            make_due: update(
+            make_due: own.update(
                 "delivery_queue AS q",
-                "due_at = {now}",
-                &given(&[id]),
+                "due_at = {now}, first_due_at = {now}",
+                &[ID],
                 &format!("{own_row} AND q.lease_token IS NULL"),
             ),
         }
     }
 }
+
+/// Notes on a digest's own row by which template it is rendered, as `acts/resend.rs` does for a copy.
+const PIN: &str = "channel = g.channel, template = g.template, template_version = g.version, language = g.language";
 
 /// Decides about every paced target of a batch, and writes what follows except the targets themselves.
 async fn pace<S: Session>(session: &S, sql: &PacingSql, batch: &mut Vec<Expanded>) -> Result<Written, DbError> {
