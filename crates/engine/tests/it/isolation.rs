@@ -137,6 +137,9 @@ async fn content(world: &World, tenant: i32, of: Vec<Value>) {
         "INSERT INTO postcommit.send_key (tenant, key_hash, notification_id, n) VALUES ($1, $2, $2, 1)",
         "INSERT INTO postcommit.expansion_member (tenant, notification_id, position, kind, member) \
             VALUES ($1, $2, 1, 'user', 'ada')",
+        "INSERT INTO postcommit.throttle (tenant, key_hash, until, sent) VALUES ($1, $2, {now}, 1)",
+        "INSERT INTO postcommit.digest (tenant, key_hash, notification_id, items, bytes) VALUES ($1, $2, $2, 1, 2)",
+        "INSERT INTO postcommit.digest_item (tenant, digest_id, notification_id, n) VALUES ($1, $2, $2, 1)",
     ] {
         world.execute(sql, of.clone()).await;
     }

@@ -169,8 +169,10 @@ impl Store {
             ),
             begin_periods: format!(
                 "INSERT INTO postcommit.throttle (tenant, key_hash, until, sent)
-                 SELECT g.tenant, g.key_hash, {{now}}, 0 FROM {} WHERE 1 = 1 ORDER BY g.tenant, g.key_hash
+                 SELECT g.tenant, g.key_hash, {}, 0 FROM {} WHERE 1 = 1 ORDER BY g.tenant, g.key_hash
                  ON CONFLICT DO NOTHING",
+                // Long ago, so that the first message begins a period.
+                self.time_given("0"),
                 own.given(&[HASH])
             ),
             periods: own.read("throttle", "t", "t.until, t.sent"),
