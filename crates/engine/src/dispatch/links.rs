@@ -1,5 +1,6 @@
 //! The unsubscribe links of a batch. What they need is read once for the batch, and only if a template shows a link.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use postcommit_channel::model::{ANY, Facts, StoredNotification};
@@ -28,8 +29,8 @@ impl Links {
         let (mut keys, mandatory) =
             tokio::try_join!(store.inbox_token_keys(&tenants), store.mandatory_among(&event_types))?;
         for tenant in tenants {
-            if !keys.contains_key(&tenant) {
-                keys.insert(tenant, store.inbox_token_key_or(tenant, random()).await?.key);
+            if let Entry::Vacant(unknown) = keys.entry(tenant) {
+                unknown.insert(store.inbox_token_key_or(tenant, random()).await?.key);
             }
         }
         Ok(Self { public_url: public_url.to_owned(), keys, mandatory })

@@ -90,10 +90,10 @@ impl Templates<'_> {
         let draft = template.draft;
         let unsubscribe_url = self.sample_link(&draft.event_type, &wanted.public_url).await?;
         let rendered = tokio::task::spawn_blocking(move || {
-            let payload = FlatPayload::new(&match draft.digest {
-                Some(_) => digest_payload(&sample_items(&event.payload)),
-                None => event.payload.clone(),
-            });
+            let payload = match draft.digest {
+                Some(_) => FlatPayload::new(&digest_payload(&sample_items(&event.payload))),
+                None => FlatPayload::new(&event.payload),
+            };
             let alone = Note { event_type: &draft.event_type, ..Note::default() };
             let input = Input {
                 payload: &payload,
