@@ -26,7 +26,7 @@ CREATE TABLE postcommit_event_type (
   name         TEXT NOT NULL CONSTRAINT event_type_name_1_to_255_characters CHECK (length(name) BETWEEN 1 AND 255),
   description  TEXT CONSTRAINT event_type_description_at_most_1000_characters CHECK (length(description) <= 1000),
   sample       TEXT CONSTRAINT sample_at_most_262144_bytes CHECK (length(CAST(sample AS BLOB)) <= 262144),
-  placeholders TEXT[] NOT NULL DEFAULT '[]'
+  placeholders TEXT NOT NULL DEFAULT '[]'
     CONSTRAINT placeholders_is_an_array_of_at_most_500 CHECK (json_valid(placeholders) AND json_array_length(placeholders) <= 500),
   mandatory    INTEGER NOT NULL DEFAULT 0,  -- users cannot opt out of it
   revision     INTEGER NOT NULL DEFAULT 1,

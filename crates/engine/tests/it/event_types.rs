@@ -31,6 +31,11 @@ on_both! {
         assert_eq!((again.event_type, again.revision), (draft(), 4), "revisions go on");
     }
 
+    async fn a_declared_event_type_has_no_value_that_doctor_calls_unreadable(world) {
+        world.store.create_event_type(world.tenant, "booking.confirmed", &draft()).await.unwrap();
+        assert_eq!(world.store.unreadable().await.unwrap(), vec![]);
+    }
+
     async fn dispatchers_hear_of_every_change_of_an_event_type(world) {
         let tenant = world.store.of_tenant(world.tenant);
         let mut versions = vec![world.store.providers_version().await.unwrap().0];

@@ -7,7 +7,8 @@ use std::time::Duration;
 use clap::Args;
 use postcommit::{Error, Recipient};
 use postcommit_channel::clock;
-use postcommit_engine::store::{Accepted, DeliveryFilter, Store};
+use postcommit_engine::db::DbError;
+use postcommit_engine::store::{Accepted, DeliveryFilter, Store, TemplateFilter};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -101,8 +102,11 @@ impl Enqueue {
         let store = app::store(settings).await?;
         let owner = Owner { id: store.tenant(&tenant).await?, name: &tenant };
         let note = notifications::read(&store, owner, json.get(), None).await.map_err(super::refused)?;
-        if note.note().recipients.is_empty() {
-            say!("postcommit: the notification has no recipient and will be parked");
+        if note.note().recipients.is_empty() && !has_template(&store, owner.id, &note.note().event_type).await? {
+            say!(
+                "postcommit: the notification names no recipient, and its event type has no active template that \
+                 could name one; it will be parked"
+            );
         }
         let (key, strict) = (note.note().idempotency_key.clone(), note.note().strict);
         let gone = || {
@@ -234,6 +238,14 @@ pub fn read_text(text: &str) -> Result<String, String> {
     let mut all = String::new();
     std::io::stdin().read_to_string(&mut all).map_err(|e| format!("stdin: {e}"))?;
     Ok(all)
+}
+
+/// Whether an active template of the event type exists. It may give the address of a notification that names none.
+async fn has_template(store: &Store, tenant: Option<i32>, event_type: &str) -> Result<bool, DbError> {
+    let Some(tenant) = tenant else { return Ok(false) };
+    let (event_type, active) = (Some(event_type.to_owned()), Some(true));
+    let filter = TemplateFilter { tenant: Some(tenant), event_type, active, limit: 1, ..TemplateFilter::default() };
+    Ok(!store.template_rows(&filter).await?.is_empty())
 }
 
 /// A recipient of `--to`.
