@@ -103,7 +103,7 @@ on_both! {
         for id in unaddressed {
             let row = world.delivery(id).await;
             assert_eq!((row.n, row.state.as_str(), row.error_code.as_deref()), (0, "parked", Some("template_limit")));
-            assert!(row.last_error.unwrap().contains("stopped at its limit of 200000 steps"));
+            assert!(row.last_error.unwrap().contains("stopped at its limit of 2048 bytes of output"));
         }
     }
 }
