@@ -223,3 +223,5 @@ ALTER TABLE postcommit.delivery_ledger
   ADD COLUMN user_id text,
   ADD COLUMN context text,
   ADD COLUMN send_key text;
+-- Lists by user: of whom a delivery is that goes to the address of a user. Rows without a user are not in it.
+CREATE INDEX delivery_ledger_user ON postcommit.delivery_ledger (tenant, user_id, notification_id) WHERE user_id IS NOT NULL;

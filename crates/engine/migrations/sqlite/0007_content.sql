@@ -220,3 +220,5 @@ ALTER TABLE postcommit_delivery_queue ADD COLUMN send_key TEXT;
 ALTER TABLE postcommit_delivery_ledger ADD COLUMN user_id TEXT;
 ALTER TABLE postcommit_delivery_ledger ADD COLUMN context TEXT;
 ALTER TABLE postcommit_delivery_ledger ADD COLUMN send_key TEXT;
+-- Lists by user: of whom a delivery is that goes to the address of a user. Rows without a user are not in it.
+CREATE INDEX postcommit_delivery_ledger_user ON postcommit_delivery_ledger (tenant, user_id, notification_id) WHERE user_id IS NOT NULL;

@@ -70,13 +70,14 @@ impl<'a> DeliveryList<'a> {
     }
 
     /// Returns the parts in which the ledger is read: one extra condition each, and a recipient to check row by row.
-    /// With a recipient there are two parts: rows that the recipient's index finds, and rows that ended before they
-    /// were expanded. Otherwise the ledger is read in one part.
+    /// With a recipient there are three parts, each with an index: rows of the address, rows of the user, and rows that
+    /// ended before they were expanded. Otherwise the ledger is read in one part.
     fn ledger_parts(&self, parameters: &mut SqlParameters) -> Vec<(String, Option<RecipientFilter<'a>>)> {
         match self.recipient() {
             Some(recipient) if !self.is_led_by_notification() => vec![
                 (recipient.indexed(self.dialect, "q", parameters), None),
-                (RecipientFilter::unexpanded("q"), Some(recipient)),
+                (recipient.of_user(parameters), None),
+                (recipient.unexpanded(parameters), Some(recipient)),
             ],
             other => vec![(String::new(), other)],
         }

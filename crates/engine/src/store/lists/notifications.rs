@@ -117,10 +117,10 @@ impl<'a> NotificationList<'a> {
     /// because the planner could turn it into a join with the whole history.
     fn delivery_conditions(&self, parameters: &mut SqlParameters) -> String {
         let of_note = format!(
-            "(SELECT {LIVE_STATE} AS state, q.attempts, q.channel, q.target
+            "(SELECT {LIVE_STATE} AS state, q.attempts, q.channel, q.target, q.user_id
              FROM postcommit.delivery_queue q
              WHERE q.tenant = note.tenant AND q.notification_id = note.id
-             UNION ALL SELECT l.state, l.attempts, l.channel, l.target
+             UNION ALL SELECT l.state, l.attempts, l.channel, l.target, l.user_id
              FROM postcommit.delivery_ledger l
              WHERE l.tenant = note.tenant AND l.notification_id = note.id) x"
         );
@@ -162,9 +162,10 @@ impl<'a> NotificationList<'a> {
     /// recipient.
     fn recipient_condition(&self, of_note: &str, parameters: &mut SqlParameters) -> String {
         let Some(recipient) = &self.filter.recipient else { return String::new() };
-        let (named, target) =
+        let (named, wanted) =
             (RecipientFilter(recipient).of_note(self.dialect, parameters), parameters.add(recipient.as_str()));
-        format!(" AND ({named} OR (SELECT count(*) FROM {of_note} WHERE x.target = {target}) > 0)")
+        let of_delivery = format!("x.target = {wanted} OR x.user_id = {wanted}");
+        format!(" AND ({named} OR (SELECT count(*) FROM {of_note} WHERE {of_delivery}) > 0)")
     }
 
     /// Returns whether every row of the scanned index matches the filter.

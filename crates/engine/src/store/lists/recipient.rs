@@ -1,5 +1,6 @@
-//! Filters a list by recipient: a user id or an address that must match exactly. An index of the ledger finds ended
-//! deliveries. A delivery that is not expanded has no address yet, so the recipients of its notification are compared.
+//! Filters a list by recipient: a user id or an address that must match exactly. Two indexes of the ledger find ended
+//! deliveries: one by address, one by user. A delivery that is not expanded has neither yet, so the recipients of its
+//! notification are compared.
 
 use super::keyset::{Dialect, IndexScan, SqlParameters};
 use super::notifications::array;
@@ -9,20 +10,25 @@ use super::notifications::array;
 pub(in crate::store) struct RecipientFilter<'a>(pub &'a str);
 
 impl RecipientFilter<'_> {
-    /// Returns the index scans that cover all rows of the recipient: the whole queue, the recipient's rows in the
-    /// ledger, and ledger rows that ended before they were expanded.
+    /// Returns the index scans that cover all rows of the recipient: the whole queue, the rows of the address and of the
+    /// user in the ledger, and ledger rows without an address.
     pub(in crate::store) fn scans(self, dialect: Dialect, parameters: &mut SqlParameters) -> Vec<IndexScan> {
         let queue = IndexScan { table: "delivery_queue", id: "notification_id", which: String::new() };
         std::iter::once(queue).chain(self.ledger_scans(dialect, parameters)).collect()
     }
 
-    /// Returns only the scans of the ledger: the recipient's rows, and rows that ended before they were expanded.
-    pub(in crate::store) fn ledger_scans(self, dialect: Dialect, parameters: &mut SqlParameters) -> [IndexScan; 2] {
+    /// Returns only the scans of the ledger.
+    pub(in crate::store) fn ledger_scans(self, dialect: Dialect, parameters: &mut SqlParameters) -> [IndexScan; 3] {
         let scan = |which| IndexScan { table: "delivery_ledger", id: "notification_id", which };
-        [scan(self.indexed(dialect, "k", parameters)), scan(Self::unexpanded("k"))]
+        let user = parameters.add(self.0);
+        [
+            scan(self.indexed(dialect, "k", parameters)),
+            scan(format!(" AND k.user_id = {user}")),
+            scan(" AND k.target IS NULL".into()),
+        ]
     }
 
-    /// Returns the condition for ledger rows of the recipient that an index can serve.
+    /// Returns the condition for ledger rows of the address that an index can serve.
     pub(in crate::store) fn indexed(self, dialect: Dialect, row: &str, parameters: &mut SqlParameters) -> String {
         let recipient = parameters.add(self.0);
         match dialect {
@@ -33,16 +39,25 @@ impl RecipientFilter<'_> {
         }
     }
 
-    /// Returns the condition for ledger rows without an address. Both databases have an index for it.
-    pub(in crate::store) fn unexpanded(row: &str) -> String {
-        format!(" AND {row}.target IS NULL")
+    /// Returns the condition for ledger rows `q` of the user that an index can serve, except those that
+    /// [`indexed`](Self::indexed) finds.
+    pub(in crate::store) fn of_user(self, parameters: &mut SqlParameters) -> String {
+        let user = parameters.add(self.0);
+        format!(" AND q.user_id = {user} AND q.target IS DISTINCT FROM {user}")
     }
 
-    /// Returns the condition that delivery `q` goes to the recipient. If the delivery is not expanded, its notification
-    /// `note` must name the recipient.
+    /// Returns the condition for ledger rows `q` without an address, except those that [`of_user`](Self::of_user) finds.
+    /// Both databases have an index for it.
+    pub(in crate::store) fn unexpanded(self, parameters: &mut SqlParameters) -> String {
+        format!(" AND q.target IS NULL AND q.user_id IS DISTINCT FROM {}", parameters.add(self.0))
+    }
+
+    /// Returns the condition that delivery `q` goes to the address or the user. If the delivery is not expanded, its
+    /// notification `note` must name the recipient.
     pub(in crate::store) fn of_row(self, dialect: Dialect, parameters: &mut SqlParameters) -> String {
         let recipient = parameters.add(self.0);
-        format!("(q.target = {recipient} OR (q.target IS NULL AND {}))", named(dialect, &recipient))
+        let named = named(dialect, &recipient);
+        format!("(q.target = {recipient} OR q.user_id = {recipient} OR (q.target IS NULL AND {named}))")
     }
 
     /// Returns the condition that the notification `note` names the recipient.

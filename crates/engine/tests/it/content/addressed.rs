@@ -1,6 +1,7 @@
 //! To whom: users and their addresses, languages and preferences; lists; suppressions.
 
 use postcommit::Timestamp;
+use postcommit_engine::store::{DeliveryFilter, NotificationFilter};
 use serde_json::json;
 
 use super::outcome;
@@ -35,6 +36,45 @@ on_both! {
         world.pass().await;
         assert_eq!(world.outcomes(mandatory).await, [outcome("email", "skipped", "suppressed"), outcome("sms", "sent", "")],
             "a mandatory event type ignores preferences, not suppressions");
+    }
+
+    async fn b4_deliveries_of_a_user_are_found_by_the_user_and_by_the_address(world) {
+        world.capture(json!({})).await;
+        world.write_template("mail", "email", json!({"text": "Hello"})).await;
+        world.write_template("sms", "sms", json!({"text": "Hello"})).await;
+        world.user("ana", &[("email", "ana@example.com")], json!({})).await;
+        world.user("bob", &[("email", "bob@example.com")], json!({})).await;
+        world.list("desk", &[("user", "ana", ""), ("user", "bob", "")]).await;
+        let ended = world.book("1", json!({"recipients": [{"list": "desk"}]})).await;
+        world.pass().await;
+        let waiting = world.book("2", json!({"recipients": [{"user": "ana"}], "due_at": "2099-01-01T00:00:00Z"})).await;
+        let own = Some(world.tenant);
+        for limit in [1, 50] {
+            for (recipient, states) in [
+                ("ana", &["pending", "sent", "skipped"][..]),
+                ("ana@example.com", &["sent"][..]),
+                ("bob", &["sent", "skipped"][..]),
+                ("an", &[][..]),
+            ] {
+                let mut filter = DeliveryFilter { recipient: Some(recipient.into()), tenant: own, limit, ..DeliveryFilter::default() };
+                let mut found = vec![];
+                loop {
+                    let page = world.store.delivery_rows(&filter).await.unwrap();
+                    found.extend(page.rows.into_iter().map(|row| row.state));
+                    filter.before = page.more;
+                    if filter.before.is_none() {
+                        break;
+                    }
+                }
+                found.sort();
+                assert_eq!(found, states, "{recipient} with limit {limit}");
+            }
+        }
+        for (recipient, expected) in [("ana", vec![waiting, ended]), ("bob", vec![ended]), ("an", vec![])] {
+            let filter = NotificationFilter { recipient: Some(recipient.into()), tenant: own, limit: 50, ..NotificationFilter::default() };
+            let found: Vec<_> = world.store.notification_rows(&filter).await.unwrap().rows.into_iter().map(|row| row.id).collect();
+            assert_eq!(found, expected, "{recipient}");
+        }
     }
 
     async fn b10_the_context_of_a_user_is_fixed_at_expansion(world) {
