@@ -13,6 +13,8 @@ const PREFIX: &str = "postcommit_bench_";
 /// The advisory lock that is held while leftovers are dropped and a database is created. It keeps other runs from
 /// taking a new database without connections for a leftover.
 const LOCK: i64 = 0x7063_6265_6e63_6800;
+/// How often the drop of a schema is tried.
+const DROPS: usize = 10;
 /// The schemas that a run creates in a database.
 const SCHEMAS: &str = "postcommit, postcommit_bench, postcommit_bench_history, postcommit_bench_backlog";
 
@@ -69,7 +71,7 @@ impl PostgresWorkspace {
 
     /// Drops the schema `postcommit`.
     pub async fn clear(&self) -> Result<(), Failure> {
-        Ok(self.client().await?.batch_execute("DROP SCHEMA IF EXISTS postcommit CASCADE").await?)
+        self.drop_and("").await
     }
 
     /// Keeps the schema under the name `postcommit_bench_…` while another one is measured.
@@ -84,8 +86,21 @@ impl PostgresWorkspace {
     /// Replaces the current schema by the one that was put aside. It works as before, because all of its statements
     /// qualify their names.
     pub async fn bring_back(&self, name: &str) -> Result<(), Failure> {
-        let rename = format!("ALTER SCHEMA postcommit_bench_{name} RENAME TO postcommit");
-        Ok(self.client().await?.batch_execute(&format!("DROP SCHEMA IF EXISTS postcommit CASCADE; {rename}")).await?)
+        self.drop_and(&format!("ALTER SCHEMA postcommit_bench_{name} RENAME TO postcommit")).await
+    }
+
+    /// Drops the schema `postcommit` and runs another statement, in one transaction. A dispatcher that was told to stop
+    /// may still run a duty and lock the tables in another order. PostgreSQL then ends one of the two, and the drop is
+    /// repeated if it was this one.
+    async fn drop_and(&self, then: &str) -> Result<(), Failure> {
+        let client = self.client().await?;
+        for _ in 0..DROPS {
+            match client.batch_execute(&format!("DROP SCHEMA IF EXISTS postcommit CASCADE; {then}")).await {
+                Err(e) if e.code() == Some(&SqlState::T_R_DEADLOCK_DETECTED) => {}
+                done => return Ok(done?),
+            }
+        }
+        Err(Failure::new(Exit::Failed, "the schema postcommit could not be dropped: its tables stay in use"))
     }
 
     /// Vacuums and analyzes every table, then runs a checkpoint, so that both sides write as many full-page images.
