@@ -112,12 +112,14 @@ impl Lookup {
     }
 
     /// Leaves out the templates if the notification may have been sent as a direct message, by a worker that did not
-    /// know them yet. It must not be sent a second time in another form. `is_late` says whether templates that are used
-    /// since a time came after the loss of that worker's lease, or shortly before.
+    /// know them yet. It must not be sent a second time in another form. An event without a title and a body has no such
+    /// form: a direct message would be empty. `is_late` says whether templates that are used since a time came after the
+    /// loss of that worker's lease, or shortly before.
     #[must_use]
     pub fn without_late_templates(self, note: &StoredNotification, is_late: impl Fn(Timestamp) -> bool) -> Self {
         let since = self.choice.as_ref().and_then(Choice::since);
-        if is_for_one(entries(note), note) && since.is_some_and(is_late) {
+        let has_words = note.title.is_some() || note.body.is_some();
+        if has_words && is_for_one(entries(note), note) && since.is_some_and(is_late) {
             return Self { choice: None, own: vec![], ..self };
         }
         self

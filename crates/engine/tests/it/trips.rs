@@ -12,8 +12,8 @@ const WARM_UP: u64 = 500;
 const COUNTED: u64 = 2000;
 
 /// The scheduler determines how results are batched, and a machine that stalls for a quarter of a second makes a lane
-/// look slow. Neither happens three times in a row; a regression does.
-const TRIES: usize = 3;
+/// look slow. Neither happens eight times in a row; a regression does.
+const TRIES: usize = 8;
 
 /// The cost of 1,000 deliveries, without preparing statements.
 #[derive(Debug, Clone, Copy)]

@@ -218,6 +218,15 @@ on_both! {
         assert_eq!(world.captured(id).await.values().next().unwrap()["title"], "Hello");
     }
 
+    async fn a_lost_event_without_words_of_its_own_is_never_sent_empty(world) {
+        world.capture(json!({})).await;
+        world.write_template("sms", "sms", json!({"text": "By the template"})).await;
+        let id = world.book("1", json!({"recipients": [{"phone": "+919876543210"}]})).await;
+        world.claim_and_lose().await;
+        world.pass().await;
+        assert_eq!(world.captured(id).await.values().next().unwrap()["body"], "By the template");
+    }
+
     async fn a_lost_event_is_expanded_again_with_its_templates(world) {
         world.capture(json!({})).await;
         world.write_template("sms", "sms", json!({"text": "By the template"})).await;

@@ -198,7 +198,9 @@ mod tests {
         let found = told(&Durability { weak: vec![weak("off"), weak("local")], ..durable });
         assert!(found.iter().all(|one| one.result == "warning"));
         assert!(
-            found[0].detail.starts_with("synchronous_commit is off for the database app: if the server crashes"),
+            found[0]
+                .detail
+                .starts_with("synchronous_commit is off for the database app: if the PostgreSQL server crashes"),
             "{}",
             found[0].detail
         );

@@ -37,7 +37,7 @@ on_both! {
             let note = json!({"event_type": "a", "recipients": [{"webhook": format!("http://{host}/{path}")}]});
             text(&client.post("/v1/notifications", &note).expect(202).json(), "id")
         };
-        send(&held, "held");
+        let asked_to_wait = send(&held, "held");
         send(&paused, "paused");
         let provider = || client.get("/v1/providers/hooks").expect(200).json();
         wait_until("both hosts are shut", || provider()["hosts"].as_array().unwrap().len() == 2);
@@ -64,6 +64,8 @@ on_both! {
         assert_eq!(finding(&doctor, "host", &held)["result"], "warning");
         assert!(text(finding(&doctor, "host", &held), "detail").contains(&format!("providers resume hooks --host {held}")));
 
+        // A resume would send it now, and the host would ask to wait again.
+        let _ = client.send("POST", &format!("/v1/notifications/{asked_to_wait}/cancel"), None).expect(200);
         // First one of them, then all.
         let resume = |body: Value| client.post("/v1/providers/hooks/resume", &body);
         assert_eq!(resume(json!({"host": paused})).expect(200).json()["hosts"].as_array().unwrap().len(), 1);
