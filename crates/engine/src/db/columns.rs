@@ -119,10 +119,16 @@ impl<T: SqlType + ?Sized> SqlType for &T {
 
 /// Returns `unnest($1::int[], …) AS g (tenant, …)`. The parameters have the order of these columns.
 pub(crate) fn unnest(columns: &[(&str, &str)]) -> String {
+    unnest_from(1, columns, "g")
+}
+
+/// Returns `unnest($first::int[], …) AS alias (tenant, …)`. The parameters from `first` on have the order of these
+/// columns.
+pub(crate) fn unnest_from(first: usize, columns: &[(&str, &str)], alias: &str) -> String {
     let arrays: Vec<String> =
-        (1..).zip(columns).map(|(place, (_, sql_type))| format!("${place}::{sql_type}[]")).collect();
+        (first..).zip(columns).map(|(place, (_, sql_type))| format!("${place}::{sql_type}[]")).collect();
     let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
-    format!("unnest({}) AS g ({})", arrays.join(", "), names.join(", "))
+    format!("unnest({}) AS {alias} ({})", arrays.join(", "), names.join(", "))
 }
 
 /// Returns the select list of a row for PostgreSQL, with each expression named after its column.
