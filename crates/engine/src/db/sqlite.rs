@@ -363,15 +363,32 @@ impl<'c> Prepared<'c> {
         Ok(all)
     }
 
+    /// Executes the statement and returns a cursor over its rows.
+    pub(crate) fn cursor(&mut self, parameters: impl Params) -> Result<Cursor<'_>, DbError> {
+        note_statement();
+        self.0.query(parameters).map(Cursor).map_err(refused)
+    }
+
     /// Executes the statement and reads the first row, if there is one.
     pub(crate) fn first<T>(
         &mut self,
         parameters: impl Params,
         read: impl FnOnce(&mut Current<'_>) -> Result<T, DbError>,
     ) -> Result<Option<T>, DbError> {
-        note_statement();
-        let mut rows = self.0.query(parameters).map_err(refused)?;
-        rows.next().map_err(refused)?.map(|row| read(&mut Current(row))).transpose()
+        self.cursor(parameters)?.next(read)
+    }
+}
+
+/// A running statement whose rows are read one at a time.
+pub(crate) struct Cursor<'s>(rusqlite::Rows<'s>);
+
+impl Cursor<'_> {
+    /// Reads the next row, if there is one.
+    pub(crate) fn next<T>(
+        &mut self,
+        read: impl FnOnce(&mut Current<'_>) -> Result<T, DbError>,
+    ) -> Result<Option<T>, DbError> {
+        self.0.next().map_err(refused)?.map(|row| read(&mut Current(row))).transpose()
     }
 }
 

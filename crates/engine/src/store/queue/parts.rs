@@ -5,14 +5,18 @@
 //! How far the expansion is follows from the rows themselves: the next target has the number after the highest one, and
 //! the next members are the first of the copy. So it also goes on after the notification was parked and retried.
 
-use std::collections::HashSet;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashSet};
+use std::sync::LazyLock;
 
 use postcommit_channel::model::{ListMember, comparable};
+use rusqlite::Connection;
 use serde_json::json;
 use uuid::Uuid;
 
 use crate::crash_point;
-use crate::db::{Db, DbError, Row, Statement, Value, postgres, sqlite};
+use crate::db::sqlite::{Cursor, Prepared};
+use crate::db::{Cells, Db, DbError, Row, Statement, Value, postgres, sqlite};
 use crate::store::audience::INSIDE;
 use crate::store::queue::expand::{
     EXPAND_ONCE_POSTGRES, EXPAND_PART_POSTGRES, Expanded, OwnRow, Told, Written, expand_sqlite, written,
@@ -44,6 +48,77 @@ pub struct Part {
     pub is_last: bool,
 }
 
+/// The PostgreSQL statement that copies the members of the lists, each once.
+fn copied_members(lease: Lease, after: usize, lists: &[String]) -> Statement {
+    let given = "(SELECT $1::int AS tenant, value #>> '{}' AS a FROM jsonb_array_elements($3::jsonb)) AS g";
+    let inside = INSIDE.replace("{given}", given);
+    let sql = format!(
+        "WITH {inside}
+         INSERT INTO postcommit.expansion_member (tenant, notification_id, position, kind, member, channel)
+         SELECT $1, $2, $4 + row_number() OVER (ORDER BY kind, member, channel), kind, member, channel
+         FROM (SELECT DISTINCT m.kind, m.member, m.channel
+           FROM inside g
+           JOIN postcommit.list_member m ON m.tenant = g.tenant AND m.list = g.list
+           WHERE m.kind <> 'list') each"
+    );
+    let after = i64::try_from(after).unwrap_or_default();
+    let lists = Value::Json(json!(lists).to_string());
+    (sql, vec![lease.key.tenant.into(), lease.key.notification.into(), lists, Value::Int(after)])
+}
+
+/// The lists inside of the given ones, on SQLite.
+static LISTS_SQLITE: LazyLock<String> = LazyLock::new(|| {
+    let given = "(SELECT $1 AS tenant, value AS a FROM json_each($2)) AS g";
+    let inside = INSIDE.replace("= ANY (ARRAY[g.tenant])", "= g.tenant").replace("{given}", given);
+    sqlite::dialect(&format!("WITH {inside} SELECT DISTINCT list FROM inside"))
+});
+/// The members of one list in the order of the table's key.
+const MEMBERS_SQLITE: &str = "SELECT kind, member, channel FROM postcommit_list_member
+    WHERE tenant = ?1 AND list = ?2 AND kind <> 'list' ORDER BY kind, member, channel";
+const COPY_SQLITE: &str = "INSERT INTO postcommit_expansion_member
+    (tenant, notification_id, position, kind, member, channel) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+
+/// Copies the members of the lists on SQLite, each once. The lists are merged in the order of their members, so that
+/// only one member of each list is in memory. With DISTINCT or a window function SQLite would hold all of them.
+fn copy_members(connection: &Connection, lease: Lease, after: usize, lists: &str) -> Result<(), DbError> {
+    let (tenant, id) = (lease.key.tenant, sqlite::Id::from(lease.key.notification));
+    let lists: Vec<String> = Prepared::on(connection, &LISTS_SQLITE)?
+        .rows((tenant, lists), |row| row.take(0))?
+        .into_iter()
+        .collect::<Result<_, _>>()?;
+    let mut members = lists.iter().map(|_| Prepared::on(connection, MEMBERS_SQLITE)).collect::<Result<Vec<_>, _>>()?;
+    let mut cursors =
+        members.iter_mut().zip(&lists).map(|(all, list)| all.cursor((tenant, list))).collect::<Result<Vec<_>, _>>()?;
+    let mut copy = Prepared::on(connection, COPY_SQLITE)?;
+    let mut next = BinaryHeap::new();
+    for (list, cursor) in cursors.iter_mut().enumerate() {
+        next.extend(member_of(cursor)?.map(|member| Reverse((member, list))));
+    }
+    let (mut position, mut last) = (after, None);
+    while let Some(Reverse((member, list))) = next.pop() {
+        next.extend(member_of(&mut cursors[list])?.map(|member| Reverse((member, list))));
+        if last.as_ref() != Some(&member) {
+            position += 1;
+            let (kind, name, channel) = &member;
+            copy.run((tenant, &id, i64::try_from(position).unwrap_or(i64::MAX), kind, name, channel))?;
+            last = Some(member);
+        }
+    }
+    Ok(())
+}
+
+/// Returns the next member of a list. A member that cannot be read is left out, so that it blocks no other.
+fn member_of(cursor: &mut Cursor<'_>) -> Result<Option<(String, String, String)>, DbError> {
+    loop {
+        match cursor.next(|row| Ok((row.take(0)?, row.take(1)?, row.take(2)?))) {
+            Err(problem @ DbError::Unreadable(_)) => {
+                tracing::error!(%problem, "a member of a list cannot be read from the database; it is skipped");
+            }
+            read => return read,
+        }
+    }
+}
+
 impl Store {
     /// Returns which of these notifications are being expanded in parts.
     pub async fn in_parts(&self, notifications: &[(i32, Uuid)]) -> Result<HashSet<Uuid>, DbError> {
@@ -73,12 +148,27 @@ impl Store {
         let give_back = "UPDATE postcommit.delivery_queue
             SET lease_token = NULL, lease_until = NULL, lost_since = NULL, losses = 0
             WHERE tenant = $1 AND notification_id = $2 AND n = 0 AND lease_token = $3";
-        let statements = vec![
+        let mut statements = vec![
             (give_back.to_owned(), vec![key.tenant.into(), key.notification.into(), token.into()]),
             self.copied_names(lease, named),
-            self.copied_members(lease, named.len(), lists),
         ];
-        let begun = self.db.execute_if(statements, 0).await?;
+        let begun = match &self.db {
+            Db::Postgres(_) => {
+                statements.push(copied_members(lease, named.len(), lists));
+                self.db.execute_if(statements, 0).await?
+            }
+            Db::Sqlite(db) => {
+                let (after, lists) = (named.len(), json!(lists).to_string());
+                db.write(move |connection| {
+                    let is_held = sqlite::execute(connection, &statements, 0)?.first() > Some(&0);
+                    if is_held {
+                        copy_members(connection, lease, after, &lists)?;
+                    }
+                    Ok(is_held)
+                })
+                .await?
+            }
+        };
         crash_point!("expand.after_commit");
         Ok(begun)
     }
@@ -95,33 +185,6 @@ impl Store {
         let named: Vec<_> = named.iter().map(|one| json!([one.kind, one.member, one.channel])).collect();
         let named = Value::Json(json!(named).to_string());
         (sql, vec![lease.key.tenant.into(), lease.key.notification.into(), named])
-    }
-
-    fn copied_members(&self, lease: Lease, after: usize, lists: &[String]) -> Statement {
-        let (given, inside) = match &self.db {
-            Db::Postgres(_) => (
-                "(SELECT $1::int AS tenant, value #>> '{}' AS a FROM jsonb_array_elements($3::jsonb)) AS g",
-                INSIDE.to_owned(),
-            ),
-            Db::Sqlite(_) => (
-                "(SELECT $1 AS tenant, value AS a FROM json_each($3)) AS g",
-                INSIDE.replace("= ANY (ARRAY[g.tenant])", "= g.tenant"),
-            ),
-        };
-        let inside = inside.replace("{given}", given);
-        let of_it = inside.as_str();
-        let sql = format!(
-            "WITH {of_it}
-             INSERT INTO postcommit.expansion_member (tenant, notification_id, position, kind, member, channel)
-             SELECT $1, $2, $4 + row_number() OVER (ORDER BY kind, member, channel), kind, member, channel
-             FROM (SELECT DISTINCT m.kind, m.member, m.channel
-               FROM inside g
-               JOIN postcommit.list_member m ON m.tenant = g.tenant AND m.list = g.list
-               WHERE m.kind <> 'list') each"
-        );
-        let after = i64::try_from(after).unwrap_or_default();
-        let lists = Value::Json(json!(lists).to_string());
-        (sql, vec![lease.key.tenant.into(), lease.key.notification.into(), lists, Value::Int(after)])
     }
 
     /// Reads the next part of a large expansion, with at most `size` members.
