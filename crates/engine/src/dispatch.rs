@@ -69,6 +69,7 @@ pub use settings::DispatchSettings;
 pub use settler::Tally;
 pub use trial::{Trial, try_provider};
 
+use crate::FastMap;
 use crate::db::DbError;
 use crate::metrics::Metrics;
 use crate::store::{Claim, KpiSettings, LimitedClaim, Opener, Search, Store, Unopened, Want};
@@ -133,7 +134,7 @@ pub enum Stop {
 type Claimed = (Delivery, Arc<StoredNotification>);
 
 /// Notifications by their ids.
-type Notes = HashMap<Uuid, Arc<StoredNotification>>;
+type Notes = FastMap<Uuid, Arc<StoredNotification>>;
 
 /// The result of one look for due work in the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -494,7 +495,7 @@ impl Dispatcher {
         }
         let mut notes: Notes = notes.into_iter().map(|note| (note.id, Arc::new(note))).collect();
         let mut begun = 0;
-        let mut by_lane: HashMap<i32, Vec<Delivery>> = HashMap::new();
+        let mut by_lane: FastMap<i32, Vec<Delivery>> = FastMap::default();
         // The expansion rows of all tenants form one batch, so that one statement reads their notifications.
         let together = |delivery: &Delivery| if is_expansion(delivery.lane) { UNEXPANDED } else { delivery.lane };
         deliveries.into_iter().for_each(|delivery| by_lane.entry(together(&delivery)).or_default().push(delivery));
@@ -513,7 +514,7 @@ impl Dispatcher {
             };
             begun += batch.len();
             // A separate task reads the notifications, so that the next claim does not wait for them.
-            let known = if id == UNEXPANDED { std::mem::take(&mut notes) } else { Notes::new() };
+            let known = if id == UNEXPANDED { std::mem::take(&mut notes) } else { Notes::default() };
             tokio::spawn(begin(self.crew.clone(), way, batch, known, clock));
         }
         Ok(begun)

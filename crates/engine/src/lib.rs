@@ -17,3 +17,7 @@ pub mod store;
 pub mod trace;
 pub mod unsubscribe;
 pub mod user_token;
+
+/// A map of the hot path. Every delivery is looked up in ten of them, and std's hash takes ten times as long. Its seed is
+/// random as well, for the event types that applications choose.
+pub(crate) type FastMap<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;

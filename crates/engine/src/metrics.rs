@@ -7,12 +7,14 @@
 mod instruments;
 mod scrape;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use postcommit_channel::clock;
 use postcommit_channel::model::{DeliveryState, ErrorClass, FinishedState};
+
+use crate::FastMap;
 
 pub use instruments::{Counter, Gauge, Histogram, PrometheusText};
 pub use scrape::Scrape;
@@ -69,7 +71,7 @@ impl Counts {
 }
 
 /// Counts by event type and channel.
-type ByEvent = HashMap<Box<str>, HashMap<Box<str>, Arc<Counts>>>;
+type ByEvent = FastMap<Box<str>, FastMap<Box<str>, Arc<Counts>>>;
 
 /// The labels of counted requests: method, route and status.
 type RequestLabels = (String, String, u16);

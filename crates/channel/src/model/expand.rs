@@ -165,7 +165,12 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
         }
         for channel in channels {
             let (target, provider) = (recipient.value(), named_provider(&recipient));
-            if seen.insert((channel.clone(), target.to_owned(), provider.clone())) {
+            let is_new = match entries.len() {
+                // Targets of a single recipient, as most notifications have, differ in their channels alone.
+                1 => !targets.iter().any(|known: &Target| known.facts.channel() == channel),
+                _ => seen.insert((channel.clone(), target.to_owned(), provider.clone())),
+            };
+            if is_new {
                 let fate = fate(&recipient, place, &channel, routes);
                 targets.push(Target::new(Facts { provider, ..Facts::new(channel, target) }, fate));
             }

@@ -74,6 +74,11 @@ macro_rules! arrays {
             pub(crate) const COLUMNS: &'static [(&'static str, &'static str)] =
                 &[$((stringify!($column), <$type as $crate::db::columns::SqlType>::NAME)),*];
 
+            /// Makes room for further rows.
+            pub(crate) fn reserve(&mut self, rows: usize) {
+                $(self.$column.reserve(rows);)*
+            }
+
             pub(crate) fn push(&mut self, row: $row$(<$life>)?) {
                 $(self.$column.push(row.$column);)*
             }
@@ -85,8 +90,9 @@ macro_rules! arrays {
 
         impl$(<$life>)? FromIterator<$row$(<$life>)?> for $arrays$(<$life>)? {
             fn from_iter<I: IntoIterator<Item = $row$(<$life>)?>>(rows: I) -> Self {
-                let mut arrays = Self::default();
-                rows.into_iter().for_each(|row| arrays.push(row));
+                let (mut arrays, rows) = (Self::default(), rows.into_iter());
+                arrays.reserve(rows.size_hint().0);
+                rows.for_each(|row| arrays.push(row));
                 arrays
             }
         }

@@ -370,7 +370,11 @@ async fn attempt(
     let ended = now.plus(took);
     let case = Case { after: report.after, ..case(delivery, note, lane, &report.outcome, ended) };
     let demand = demand_of(&report, &case);
-    let verdict = tell_lane(crew, lane, (delivery, note), demand, model::judge(&case), ended).await;
+    // Boxed, because it is rare: the future of every attempt would be as large as this one.
+    let verdict = match (demand, model::judge(&case)) {
+        (Some(demand), verdict) => Box::pin(tell_lane(crew, lane, (delivery, note), demand, verdict, ended)).await,
+        (None, verdict) => verdict,
+    };
     let finish = after_quiet_hours(finish(verdict, Some(&report.outcome)), delivery, note);
     let noted = noted(counts, finish, lane, (delivery, note));
     // Without a code the detail is no error.
@@ -455,11 +459,10 @@ async fn tell_lane(
     crew: &Crew,
     lane: &Lane,
     (delivery, note): (&Delivery, &StoredNotification),
-    demand: Option<CloseDemand>,
+    demand: CloseDemand,
     verdict: Verdict,
     now: Timestamp,
 ) -> Verdict {
-    let Some(demand) = demand else { return verdict };
     if let Some(host) = lane.host_of(delivery) {
         return admission::tell_host(crew, lane, (delivery, note), &host, demand, verdict, now).await;
     }

@@ -1,15 +1,16 @@
 //! A copy-on-write map with numbers as keys. A clone keeps its state. A change copies one of 256 parts instead of the
 //! whole map.
 
-use std::collections::HashMap;
 use std::sync::Arc;
+
+use crate::FastMap;
 
 /// How many parts the map has. With 40,000 entries each part has about 160.
 const PARTS: i32 = 256;
 
 /// A copy-on-write map from numbers to values.
 #[derive(Debug, Clone)]
-pub struct CowMap<V>(Vec<Arc<HashMap<i32, V>>>);
+pub struct CowMap<V>(Vec<Arc<FastMap<i32, V>>>);
 
 impl<V> Default for CowMap<V> {
     fn default() -> Self {

@@ -6,7 +6,7 @@
 
 mod hold;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +27,7 @@ use super::parked_log::About;
 use super::settler::{Noted, unbegun};
 use super::turns::expansion_lane;
 use super::{Claimed, Crew, DatabaseTime};
+use crate::FastMap;
 use crate::db::DbError;
 use crate::store::{DUPLICATE, Expanded, Lease, Part, Settlement, Written};
 use crate::trace::SpanKind;
@@ -79,9 +80,9 @@ struct Ended {
 #[derive(Default)]
 struct Sorted {
     /// Notifications that are sent from their own rows, by lane.
-    sending: HashMap<i32, (Arc<Lane>, Vec<Claimed>)>,
+    sending: FastMap<i32, (Arc<Lane>, Vec<Claimed>)>,
     /// Notifications whose only targets are sent as soon as their rows are written, by lane.
-    holding: HashMap<i32, (Arc<Lane>, Vec<Held>)>,
+    holding: FastMap<i32, (Arc<Lane>, Vec<Held>)>,
     writing: Vec<Step>,
     sought: Vec<Sought>,
 }

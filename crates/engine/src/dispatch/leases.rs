@@ -11,11 +11,12 @@ use uuid::Uuid;
 
 use super::Tools;
 use super::lanes::MARGIN;
+use crate::FastMap;
 use crate::store::Lease;
 
 /// The leases of all rows that are claimed and not settled yet.
 #[derive(Default)]
-pub struct Leases(Mutex<HashMap<DeliveryKey, HeldLease>>);
+pub struct Leases(Mutex<FastMap<DeliveryKey, HeldLease>>);
 
 #[derive(Clone, Copy)]
 struct HeldLease {
@@ -75,7 +76,7 @@ impl Leases {
         self.len() == 0
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<DeliveryKey, HeldLease>> {
+    fn lock(&self) -> MutexGuard<'_, FastMap<DeliveryKey, HeldLease>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

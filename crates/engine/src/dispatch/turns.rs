@@ -1,11 +1,12 @@
 //! Decides which lanes the next claim asks for, and where it searches for other lanes with due work. The known lanes
 //! are only a hint of this process. The search covers all lanes that have rows, piece by piece (docs/decisions/0029).
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use postcommit_channel::clock;
 
+use crate::FastMap;
 use crate::store::{Claim, Search, Want};
 
 /// The most tenants, and the most providers' lanes, that one claim asks for. The next claim continues after them.
@@ -237,7 +238,7 @@ impl Turns {
     /// Learns from a claim how many rows each lane had and how long the claim took. Returns the lanes that filled their
     /// quota.
     pub fn note(&mut self, wants: &[Want], search: &Search, claim: &Claim, took: Duration) -> BTreeSet<i32> {
-        let mut given: HashMap<i32, i32> = HashMap::new();
+        let mut given: FastMap<i32, i32> = FastMap::default();
         claim.deliveries.iter().for_each(|delivery| *given.entry(delivery.lane).or_default() += 1);
         let mut filled = BTreeSet::new();
         for want in wants {
@@ -266,7 +267,7 @@ impl Turns {
         wants: &[Want],
         search: &Search,
         claim: &Claim,
-        given: &HashMap<i32, i32>,
+        given: &FastMap<i32, i32>,
         took: Duration,
     ) {
         let asked: BTreeSet<i32> = wants.iter().map(|want| want.lane).collect();

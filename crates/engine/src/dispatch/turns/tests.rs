@@ -1,3 +1,5 @@
+use std::collections::HashMap;
+
 use super::*;
 use crate::store::{Searched, delivery_in};
 use postcommit_channel::model::Delivery;

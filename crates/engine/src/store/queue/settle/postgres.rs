@@ -214,6 +214,7 @@ struct Told<'a> {
 impl<'a> Told<'a> {
     fn of(part: &[&'a Settlement]) -> Self {
         let (mut told, mut known, mut last) = (Self::default(), HashMap::new(), None);
+        told.given.reserve(part.len());
         for settlement in part {
             let shared = shared(settlement);
             // Neighbours nearly always share their values, and to compare is cheaper than to hash.
