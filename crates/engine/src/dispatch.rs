@@ -7,7 +7,7 @@
 //! - `local_close`: lanes and hosts whose pause or hold could not be written to the database;
 //! - `permits`: the permits of rate-limited lanes, as far as this process knows them;
 //! - `batch`: a claimed batch of one lane, until its deliveries are expanded or sent;
-//! - `expander`: turns notifications into deliveries; `lookup`: reads users and lists; `content`: which templates are;
+//! - `expander`: turns notifications into deliveries; `lookup`: reads users and lists; `content`: the index of templates;
 //! - `attempt`: the pipeline of one delivery; `templates`: compiled versions, and the threads that render;
 //! - `links`: signs the unsubscribe links of a batch;
 //! - `settler`: writes the results of all lanes in batches; sends stop when too many results wait to be written;
@@ -100,7 +100,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Tools {
     pub store: Store,
-    /// Makes the outgoing connections.
+    /// Opens the outgoing connections.
     pub egress: Egress,
     /// The source of the key that decrypts providers' secrets.
     pub keys: KeySource,
@@ -183,7 +183,7 @@ pub struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// Makes a dispatcher and loads its lanes.
+    /// Creates a dispatcher and loads its lanes.
     pub async fn new(tools: Tools) -> Result<Self, DbError> {
         let stir = Arc::new(Notify::new());
         let leases = Arc::new(Leases::default());
@@ -254,17 +254,18 @@ impl Dispatcher {
         self.drain(stop).await;
         self.crew.tools.metrics.dispatchers.add(-1);
         renewing.abort();
-        // The wait is bounded because the database may be unreachable. Then the worker's heartbeat runs out by itself.
+        // The wait is bounded because the database may be unreachable. In that case the worker's heartbeat runs out by
+        // itself.
         let _ = tokio::time::timeout(FAREWELL, present).await;
     }
 
-    /// Makes one bounded pass: over everything due now, or over one notification (tenant and id) whether due or not.
+    /// Runs one bounded pass: over everything due now, or over one notification (tenant and id) whether due or not.
     /// Returns when no delivery that the pass began is in flight any more.
     pub async fn pass(&mut self, only: Option<(i32, Uuid)>) -> Result<(), DbError> {
         self.pass_until(only, None).await.map(drop)
     }
 
-    /// Makes a pass over everything due now. It claims nothing more after `bound`. Returns true when due work may be
+    /// Runs a pass over everything due now. It claims nothing more after `bound`. Returns true when due work may be
     /// left.
     pub async fn pass_for(&mut self, bound: Duration) -> Result<bool, DbError> {
         self.pass_until(None, Some(clock::monotonic() + bound)).await
@@ -294,7 +295,7 @@ impl Dispatcher {
         // Work that becomes due during the pass, such as a retry, is left for the next pass. Otherwise a pass might
         // never end.
         let started = self.crew.tools.store.now().await?;
-        // SQLite's clock counts milliseconds. Without this wait, a row that is put off to the present millisecond would
+        // SQLite's clock counts milliseconds. Without this wait, a row that is put off to the current millisecond would
         // still count as due in this pass.
         tokio::time::sleep(TICK).await;
         loop {
@@ -378,8 +379,8 @@ impl Dispatcher {
         if self.busy {
             self.worked_at = Some(clock::monotonic());
         }
-        // Under load not every look searches. So one more look follows, and it searches from the start. It does not
-        // wait for a deferred search.
+        // Under load, some looks do not search for other lanes. One more look then follows, and it searches from the
+        // start. It does not wait for a deferred search.
         let is_over = self.lanes.is_through() || self.lanes.next_search_at().is_some();
         self.searching = begun + paced == 0 && !full && !was_busy && !is_over;
         Ok(match begun + paced {
@@ -390,7 +391,7 @@ impl Dispatcher {
         })
     }
 
-    /// Makes one claim and starts the claimed deliveries. Adds the lanes that the search found to `beside`. Returns how
+    /// Runs one claim and starts the claimed deliveries. Adds the lanes that the search found to `beside`. Returns how
     /// many deliveries were started.
     async fn claim(
         &mut self,

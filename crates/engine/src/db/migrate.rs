@@ -103,7 +103,7 @@ pub struct MigrationPlan {
 }
 
 impl MigrationPlan {
-    /// Makes the plan for a database with this version and this hash of applied files.
+    /// Returns the plan for a database with this version and this hash of applied files.
     fn of(found: i32, noted: Option<&str>, is_postgres: bool) -> Result<Self, DbError> {
         if found > LATEST {
             return Err(DbError::TooNew { found, known: LATEST });
@@ -266,7 +266,7 @@ async fn migrate_postgres(db: &Postgres) -> Result<Migrated, DbError> {
     Ok(Migrated { applied: plan.missing, renewed: plan.renews, grants, granted, arranged })
 }
 
-/// Makes the plan again under the lock.
+/// Computes the plan again under the lock.
 async fn plan_postgres(transaction: &Transaction<'_>) -> Result<MigrationPlan, DbError> {
     let found = transaction
         .query_one("SELECT to_regclass('postcommit.migration') IS NOT NULL", &[])

@@ -41,7 +41,7 @@ pub struct Sqlite {
     pub(super) counter: Arc<TripCounter>,
 }
 
-/// Translates a statement that both databases share into SQLite's dialect.
+/// Translates a statement that is written for both databases into SQLite's dialect.
 pub(crate) fn dialect(sql: &str) -> String {
     let numbered = sql.replace('$', "?");
     numbered.replace("postcommit.", "postcommit_").replace("{now}", NOW)
@@ -318,8 +318,8 @@ fn write_apart(connection: &mut Connection, group: &mut [Box<dyn Command>]) -> r
 /// Runs one command. Returns false if it failed. A panic fails only that command, and the thread continues.
 fn run_alone(transaction: &Connection, command: &mut Box<dyn Command>) -> rusqlite::Result<bool> {
     let ran = std::panic::catch_unwind(AssertUnwindSafe(|| command.run(transaction)));
-    // Some errors, such as a full disk, roll back the whole transaction. Then later commands must not be committed
-    // without the earlier ones, and the earlier ones must not be reported as done.
+    // Some errors, such as a full disk, roll back the whole transaction. After such an error, later commands must not
+    // be committed without the earlier ones, and the earlier ones must not be reported as done.
     if transaction.is_autocommit() {
         let lost = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_ABORT_ROLLBACK);
         return Err(rusqlite::Error::SqliteFailure(lost, Some("the transaction was rolled back".into())));

@@ -12,7 +12,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 const HOUR: Duration = Duration::from_secs(3600);
 const LOOK: Duration = Duration::from_secs(60);
 const STRAYS: Duration = Duration::from_secs(600);
-/// A little shorter than `LOOK`, so that the duty is due at every look.
+/// The interval of the roll-ups. It is a little shorter than `LOOK`, so that the duty is due at every look.
 const ROLLUPS: Duration = Duration::from_secs(50);
 
 /// Runs all due duties. Returns descriptions of the work done, for display.

@@ -42,8 +42,8 @@ const ABOUT: Duration = Duration::from_secs(60);
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 /// How long a delivery is put off when its host was closed and this process has not read that from the database yet.
 const UNREAD_WAIT: Duration = Duration::from_secs(1);
-/// How long a delivery is put off for a paused host, or for a slow host with a long backlog. Grows up to twice this
-/// time with the number of waiting deliveries.
+/// How long a delivery is put off for a paused host, or for a slow host with a long backlog. The time grows with the
+/// number of waiting deliveries, to at most twice this value.
 const LOOK: Duration = Duration::from_secs(300);
 /// The longest time for which a delivery is put off for a held host. The hold may end early while the delivery is being
 /// put off.

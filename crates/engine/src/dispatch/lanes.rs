@@ -39,7 +39,7 @@ pub struct Lane {
     pub driver: Result<Arc<dyn Driver>, NotBuilt>,
     /// How long the provider remembers the key of a delivery.
     pub key_window: Duration,
-    /// Slots: how many sends may be in flight.
+    /// The slots of the lane: how many sends may be in flight.
     pub slots: Arc<Semaphore>,
     /// Whether deliveries wait in this lane's queue. Newer deliveries must not overtake them.
     pub backlog: Arc<AtomicBool>,
@@ -71,7 +71,7 @@ impl Lane {
         if self.provider.rate() != provider.rate() {
             self.permits.expect_after(Duration::ZERO);
         }
-        // A pause or hold that was demanded under other settings says nothing about the present settings.
+        // A pause or hold that was demanded under other settings says nothing about the current settings.
         let local_close =
             if self.provider.revision == provider.revision { self.local_close.clone() } else { Arc::default() };
         let backoff = self.backoff.clone();
@@ -145,7 +145,7 @@ impl Lane {
 pub struct Table {
     lanes: CowMap<Arc<Lane>>,
     by_tenant: CowMap<Arc<Vec<Provider>>>,
-    /// The templates of tenants, and what else decides how notifications are expanded.
+    /// The templates of tenants, and their other settings that affect how notifications are expanded.
     pub content: ContentIndex,
     lease: Duration,
     /// When a change last could have altered the routing. Earlier notifications may have gone to another provider.
@@ -331,11 +331,12 @@ impl Lanes {
         let apart = |lane: Lane| Arc::new(lane.telling_hosts_apart(Some(known), &self.host_registry));
         match &known.driver {
             Ok(_) if known.provider == provider => known.clone(),
-            // Only a hold was set or ended, which makes no new revision. The driver and its connections are kept.
+            // Only a hold was set or ended, which does not change the revision. The driver and its connections are
+            // kept.
             Ok(driver) if known.provider.revision == provider.revision => {
                 apart(known.with(provider, Ok(driver.clone())))
             }
-            // Also tries again to build a driver that could not be built, because the key may be available now.
+            // A driver that could not be built before is tried again, because the key may be available now.
             _ => {
                 let driver = build(tools, &provider, Some(known));
                 apart(known.with(provider, driver))
@@ -392,7 +393,7 @@ impl Lanes {
         self.turns.look_anew();
     }
 
-    /// Whether the present search has covered all lanes.
+    /// Returns whether the current search has covered all lanes.
     pub fn is_through(&self) -> bool {
         self.turns.is_through()
     }
@@ -460,8 +461,8 @@ impl Lanes {
         self.table.of_tenant(tenant).filter(may).map(|lane| Want { lane: lane.provider.id, quota: batch }).collect()
     }
 
-    /// Learns from a claim. A lane that filled its quota may hold more deliveries; a lane that did not is empty.
-    /// Returns the lanes that the search found.
+    /// Updates the known lanes after a claim. A lane that filled its quota may hold more deliveries; a lane that did
+    /// not is empty. Returns the lanes that the search found.
     pub fn note_claim(&mut self, wants: &[Want], search: &Search, claim: &Claim, took: Duration) -> Vec<i32> {
         let filled = self.turns.note(wants, search, claim, took);
         for want in wants.iter().filter(|want| !is_expansion(want.lane)) {
@@ -475,8 +476,8 @@ impl Lanes {
         claim.searched.lanes.clone()
     }
 
-    /// Learns from a claim on rate-limited lanes. If the claim reports nothing about a lane, the lane has nothing due
-    /// or another process is claiming from it.
+    /// Updates the known permits after a claim on rate-limited lanes. If the claim reports nothing about a lane, the
+    /// lane has nothing due or another process is claiming from it.
     pub fn note_limited(&mut self, wants: &[Want], found: &LimitedClaim) {
         for lane in wants.iter().filter_map(|want| self.table.lane(want.lane)) {
             let metered = found.lanes.iter().find(|metered| metered.lane == lane.provider.id);

@@ -212,7 +212,7 @@ struct ResultWriter {
     unwritten_results: Arc<Unwritten>,
 }
 
-/// Writes one batch while the next one is collected. A second write starts beside the first when half a batch has been
+/// Writes one batch while the next one is collected. A second write starts in parallel when half a batch has been
 /// collected, so that the database is not idle while a commit waits for the disk.
 async fn write_all(writer: Arc<ResultWriter>, mut received: mpsc::UnboundedReceiver<PendingResult>) {
     let (mut gathered, mut writing, mut open) = (Vec::new(), JoinSet::new(), true);

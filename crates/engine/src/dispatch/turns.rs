@@ -193,7 +193,7 @@ impl Turns {
         self.recent.iter().copied().take(count)
     }
 
-    /// Starts a new search over all lanes, from its present position.
+    /// Starts a new search over all lanes, from the current position.
     pub fn look_anew(&mut self) {
         self.ranges.iter_mut().for_each(SearchRange::set_out);
         (self.pace.began, self.pace.pieces) = (None, 0);
@@ -234,8 +234,8 @@ impl Turns {
         Search { between, around, visits: (quota / 2).clamp(LEAST_VISITS, VISITS), quota, each }
     }
 
-    /// Learns from a claim how many rows each lane had and how long the claim took. Returns the lanes that filled their
-    /// quota.
+    /// Updates the known lanes after a claim: how many rows each lane had, and how long the claim took. Returns the
+    /// lanes that filled their quota.
     pub fn note(&mut self, wants: &[Want], search: &Search, claim: &Claim, took: Duration) -> BTreeSet<i32> {
         let mut given: HashMap<i32, i32> = HashMap::new();
         claim.deliveries.iter().for_each(|delivery| *given.entry(delivery.lane).or_default() += 1);
