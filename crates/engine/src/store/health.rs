@@ -18,7 +18,7 @@ use crate::store::queue::closed::closed_on_both;
 /// The state of the partitions on PostgreSQL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartitionHealth {
-    /// For how many months after the present one partitions exist.
+    /// For how many months after the current one partitions exist.
     pub months_ahead: i64,
     /// Rows that are in a default partition because there was no partition for their month.
     pub in_default: i64,
@@ -79,7 +79,7 @@ pub struct Attendance {
     pub oldest_worker_at: Option<Timestamp>,
     /// When the last pass began.
     pub last_pass_at: Option<Timestamp>,
-    /// When the pass before it began.
+    /// When the pass before the last one began.
     pub earlier_pass_at: Option<Timestamp>,
     /// Due deliveries in open lanes that are not being sent.
     pub due: i64,

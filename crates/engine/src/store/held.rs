@@ -1,5 +1,5 @@
 //! Deliveries that wait because their receiver asked us to wait. When an operator opens the lane or the host before
-//! that time, they become due, too.
+//! that time, these deliveries become due as well.
 
 use std::time::Duration;
 
@@ -34,8 +34,8 @@ impl Store {
         rows.first().map_or(Ok(None), |row| row.get(0))
     }
 
-    /// Makes those deliveries of the lane due that were told to wait until `until`, or for less long. With a host, only
-    /// deliveries to that host. Other deliveries keep their due times.
+    /// Makes deliveries of the lane due that wait for a hold that ends at `until` or earlier. With a host, this applies
+    /// only to deliveries to that host. Other deliveries keep their due times.
     pub(in crate::store) async fn bring_held_forward(
         &self,
         lane: i32,
@@ -74,8 +74,8 @@ fn is_to(row: &Row, host: Option<&str>) -> bool {
     host.is_none_or(|host| target().is_some_and(|target| leads_to(&target, host)))
 }
 
-/// Returns whether a URL leads to the host, which is a name and a port in lower case. A form that this does not
-/// recognise, such as a name that is not ASCII, is not brought forward and waits for its due time.
+/// Returns whether a URL leads to the host, which is a name and a port in lower case. A URL that this function does not
+/// recognise, such as one with a name that is not ASCII, is not brought forward and waits for its due time.
 fn leads_to(url: &str, host: &str) -> bool {
     let Some((scheme, rest)) = url.split_once("://") else { return false };
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! The hosts of lanes that send to many receivers. A host that asked us to wait is held, and a host that refuses our
-//! account is paused. The lane's other hosts are not affected (docs/decisions/0028).
+//! The hosts of lanes that send to many receivers. A host that asked us to wait is held, and a host that refuses the
+//! provider's account is paused. The lane's other hosts are not affected (docs/decisions/0028).
 
 use std::time::Duration;
 
@@ -46,13 +46,13 @@ pub struct ClosedHost {
     /// The lane.
     #[serde(skip)]
     pub lane: i32,
-    /// Name and port, such as `example.com:443`.
+    /// The name and port of the host, such as `example.com:443`.
     pub host: String,
-    /// Until when it is held because it asked to wait.
+    /// Until when the host is held because it asked to wait.
     pub held_until: Option<Timestamp>,
-    /// Why it is paused. `null` if it is not.
+    /// The reason why the host is paused. `null` if it is not paused.
     pub paused: Option<String>,
-    /// When it was last held or paused.
+    /// When the host was last held or paused.
     pub since: Timestamp,
 }
 
@@ -168,8 +168,8 @@ impl Store {
         })
     }
 
-    /// Opens a host of a lane, whether it is held or paused, and makes deliveries that wait for it due, also those
-    /// that it asked to wait. Returns false if the host was not closed.
+    /// Opens a host of a lane, whether it is held or paused, and makes the deliveries due that wait for it. Returns
+    /// false if the host was not closed.
     pub async fn resume_host(&self, lane: i32, host: &str) -> Result<bool, DbError> {
         let turn = turn().await?;
         let held_until = self.held_until(lane, Some(host)).await?;

@@ -25,7 +25,7 @@ pub const BATCH: usize = postcommit::limits::BATCH;
 pub struct Accepted {
     /// The id of the notification. If the key was used before, it is the id of the first notification.
     pub id: Uuid,
-    /// Whether the key was used before. Then nothing was enqueued.
+    /// Whether the key was used before. If so, nothing was enqueued.
     pub duplicate: bool,
     /// Whether the key was used before with other content. The conflict was recorded.
     pub conflict: bool,

@@ -205,7 +205,8 @@ impl Dialect {
         }
     }
 
-    /// Returns the name of the SQL function that finds one text in another. The function returns 0 if it finds nothing.
+    /// Returns the name of the SQL function that finds one string in another. The function returns 0 if it finds
+    /// nothing.
     pub(in crate::store) fn strpos(self) -> &'static str {
         if self == Self::Postgres { "strpos" } else { "instr" }
     }
