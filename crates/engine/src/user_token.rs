@@ -48,10 +48,10 @@ pub struct Bearer {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UserToken {
-    /// For the user's browser: opens this inbox and nothing else.
+    /// The token for the user's browser. It opens this user's inbox and nothing else.
     #[cfg_attr(feature = "openapi", schema(example = "pcu_…"))]
     pub token: String,
-    /// When it expires.
+    /// When the token expires.
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub expires_at: Timestamp,
 }

@@ -30,7 +30,7 @@ pub enum TenantError {
     Database(#[from] DbError),
 }
 
-/// A tenant.
+/// A tenant: an owner of data.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TenantRow {
@@ -38,9 +38,9 @@ pub struct TenantRow {
     pub id: i32,
     /// The name.
     pub name: String,
-    /// When it was created.
+    /// When the tenant was created.
     pub created_at: Timestamp,
-    /// Since when the tenant is suspended: nothing of it is sent.
+    /// When the tenant was suspended. Nothing is sent for a suspended tenant.
     pub suspended_at: Option<Timestamp>,
     /// Why the tenant is suspended.
     pub suspended_reason: Option<String>,

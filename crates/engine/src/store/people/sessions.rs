@@ -111,7 +111,7 @@ impl Store {
         begun.ok_or_else(|| DbError::Unreadable("the row of a new session was not written".into()))
     }
 
-    /// Begins a session. With `only_if`, it does so only if that statement changes a row.
+    /// Begins a session. With `only_if`, the session begins only if that statement changes a row.
     async fn begin_session(
         &self,
         only_if: Option<Statement>,
@@ -179,7 +179,7 @@ impl Store {
         self.change(sql, vec![session.login.tenant.into(), token.hash().into()], entry).await
     }
 
-    /// Deletes expired sessions and links, and returns how many.
+    /// Deletes expired sessions and links. Returns the number of deleted rows.
     pub async fn purge_sessions_once(&self) -> Result<u64, DbError> {
         let purges = [
             "DELETE FROM postcommit.session WHERE expires_at <= {now}",

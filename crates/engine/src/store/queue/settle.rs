@@ -26,11 +26,11 @@ pub struct Settlement {
     pub place: Option<Place>,
     /// How the delivery continues: ended, to be tried again, or returned to the queue.
     pub finish: Finish,
-    /// The attempt to log. None if no attempt was begun, because the delivery expired, was cancelled or was returned.
+    /// The attempt to log. `None` if no attempt was begun, because the delivery expired, was cancelled or was returned.
     pub attempt: Option<Attempted>,
     /// The code to show: that of the attempt, or the reason why no attempt was begun.
     pub code: Option<String>,
-    /// The class of failure that the code belongs to. None if the code is not a failure.
+    /// The error class of the code. `None` if the code is not a failure.
     pub class: Option<ErrorClass>,
     /// The explanation to show.
     pub detail: Option<String>,
@@ -41,11 +41,11 @@ pub struct Settlement {
     /// The message that an `in_app` delivery puts into an inbox. It is written in the same transaction, and only if the
     /// delivery ends as delivered.
     pub message: Option<Box<InboxMessage>>,
-    /// The site of its notification, from
-    /// [`StoredNotification::site_label`](postcommit_channel::model::StoredNotification::site_label). Empty if it has
-    /// none. None if it was not looked up, in which case the database does it.
+    /// The site of the notification, from
+    /// [`StoredNotification::site_label`](postcommit_channel::model::StoredNotification::site_label). Empty if the
+    /// notification has no site. `None` if the site was not looked up. The database then looks it up.
     pub site: Option<Box<str>>,
-    /// The event type of its notification. It is given together with the site.
+    /// The event type of the notification. It is given together with the site.
     pub event_type: Option<Box<str>>,
 }
 
@@ -76,7 +76,7 @@ pub struct Attempted {
     pub evidence: Evidence,
 }
 
-/// The deliveries whose settlements took effect, and those whose settlements came too late.
+/// The deliveries whose settlements took effect, and the deliveries whose settlements came too late.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settled {
     /// Settlements that were written.
