@@ -62,7 +62,7 @@ impl Unsubscribe {
                 self.preference().check("")
             }
             Who::Address(_) if self.event_type != ANY => Err(EditError::Refused(
-                "event_type: is given for an address, which is suppressed for all of them".into(),
+                "event_type: must be \"*\" for an address, because an address is suppressed for every event type".into(),
             )),
             Who::Address(address) => self.suppression(address).check(store.now().await?),
         }

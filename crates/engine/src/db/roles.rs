@@ -232,7 +232,7 @@ pub(super) async fn separate(transaction: &Transaction<'_>, installation: Instal
 async fn left_alone(transaction: &Transaction<'_>, installation: Installation) -> Result<Vec<String>, DbError> {
     let rows = transaction.query(installation.script(STRANGE).as_str(), &[]).await.map_err(refused)?;
     let told = |thing: String| {
-        format!("{thing}, is not part of postcommit, and was left alone; its owner was granted nothing by it")
+        format!("{thing} and is not part of postcommit; it was not changed, and its owner got no privileges")
     };
     Ok(rows.iter().map(|row| told(row.get(0))).collect())
 }

@@ -154,7 +154,7 @@ impl Sqlite {
         let checkpointed = Connection::open(&self.path)
             .and_then(|connection| connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)"));
         if let Err(problem) = checkpointed {
-            tracing::debug!(%problem, "could not copy the write-ahead log into the SQLite file (checkpoint)");
+            tracing::debug!(%problem, "could not copy the write-ahead log into the SQLite file (checkpoint); keep the file together with its -wal file");
         }
     }
 
@@ -222,7 +222,7 @@ impl<T: Send, F: Fn(&Connection) -> Result<T, DbError> + Send> Command for Work<
             (Some(Err(error)), _) => Err(error),
             (_, Err(problem)) => Err(DbError::Unreachable(problem)),
             (Some(result), Ok(())) => result,
-            (None, Ok(())) => Err(DbError::Unreachable("the code that wrote to the SQLite file panicked".into())),
+            (None, Ok(())) => Err(DbError::Unreachable("the code that wrote to the SQLite file panicked; nothing was written; report it as a bug".into())),
         };
         // If the caller has stopped waiting, its work is committed nevertheless.
         let _ = self.reply.send(result);
@@ -419,7 +419,7 @@ pub(crate) fn query(connection: &Connection, sql: &str, parameters: &[Value]) ->
 pub(crate) fn now(connection: &Connection) -> Result<Timestamp, DbError> {
     static SELECT_NOW: LazyLock<String> = LazyLock::new(|| format!("SELECT {NOW}"));
     let now = Prepared::on(connection, &SELECT_NOW)?.first((), |row| row.take(0))?;
-    now.ok_or_else(|| DbError::Unreadable("the query for the current time returned no row".into()))
+    now.ok_or_else(|| DbError::Unreadable("the query for the current time returned no row; report it as a bug".into()))
 }
 
 /// Runs statements that write. If the statement at index `deciding` changes no row, the statements after it are

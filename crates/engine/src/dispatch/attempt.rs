@@ -512,7 +512,7 @@ fn demand_of(report: &Report, case: &Case<'_>) -> Option<CloseDemand> {
         }
         Outcome::Rejected { because: Because::Config, code } => {
             let why =
-                report.evidence.detail.as_deref().unwrap_or("the provider does not accept our account or settings");
+                report.evidence.detail.as_deref().unwrap_or("the provider does not accept the account or the settings");
             Some(CloseDemand::Pause(format!("{code}: {why}")))
         }
         _ => None,

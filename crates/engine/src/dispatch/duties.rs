@@ -32,11 +32,11 @@ pub async fn run_once(store: &Store, kpi: &KpiSettings) -> Result<Vec<String>, D
     }
     if store.take_duty("expansions", STRAYS).await? {
         let forgotten = or_give_back(store, "expansions", store.forget_parts_once().await).await?;
-        done.push(format!("forgot {forgotten} members of expansions that ended on their way"));
+        done.push(format!("deleted {forgotten} members of expansions that ended before they were complete"));
     }
     if store.take_duty("pacing", STRAYS).await? {
         let forgotten = or_give_back(store, "pacing", store.forget_pacing_once().await).await?;
-        done.push(format!("forgot {forgotten} throttles and digests whose time is over"));
+        done.push(format!("deleted {forgotten} throttles and digests whose period is over"));
     }
     if store.take_duty("rollups", ROLLUPS).await? {
         let folded = or_give_back(store, "rollups", store.fold_rollups_once(kpi).await).await?;

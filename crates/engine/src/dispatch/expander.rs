@@ -268,7 +268,7 @@ async fn write_all(crew: &Crew, steps: Vec<Step>, now: Timestamp) {
             Step::Expand(one, ended) => expanded.push((one, ended)),
             Step::Enter(lease, lane) => entering.push((lease, lane)),
             Step::SendAtOnce(..) | Step::Hold(..) | Step::Settle(_) | Step::LookUp(..) => {
-                unreachable!("sent or settled by now")
+                unreachable!("these steps were sent or settled before this match")
             }
         }
     }

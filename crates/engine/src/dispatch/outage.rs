@@ -40,7 +40,7 @@ impl OutageLog {
     /// Logs that the database is back, if it was lost.
     pub fn worked(&self) {
         if self.is_lost.load(Ordering::Relaxed) && self.is_lost.swap(false, Ordering::Relaxed) {
-            tracing::info!("the database is back; deliveries go on");
+            tracing::info!("the database is back; deliveries continue");
         }
     }
 

@@ -59,7 +59,7 @@ pub(super) async fn render_all(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, no
         Ok(loaded) => loaded,
         Err(problem) => {
             let wait = crew.reading.wait();
-            tracing::warn!(%problem, ?wait, "could not read templates or the items of digests; the deliveries are returned and wait");
+            tracing::warn!(%problem, ?wait, "could not read templates or the items of digests; the deliveries go back to the queue and are tried again after the wait");
             crew.settler.put_off(templated.iter().map(|(delivery, _)| Lease::of(delivery)), now.plus(wait));
             return rendered;
         }

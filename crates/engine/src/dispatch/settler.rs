@@ -344,7 +344,7 @@ impl ResultWriter {
         let settled = settled.unwrap_or_else(|_panic| {
             Err(DbError::Refused {
                 code: "panic".into(),
-                message: "the code that writes the results of sends panicked".into(),
+                message: "the code that writes the results of sends panicked; report it as a bug".into(),
             })
         });
         let is_away = settled

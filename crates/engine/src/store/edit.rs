@@ -14,7 +14,7 @@ pub enum EditError {
     /// A field is wrong. The text is the field's name and the problem.
     #[error("{0}")]
     Refused(String),
-    #[error("{what} {name:?} exists; change it instead")]
+    #[error("{what} {name:?} already exists; change it instead")]
     Exists {
         /// The noun, e.g. `user`.
         what: &'static str,
@@ -43,7 +43,7 @@ pub enum EditError {
         found: i32,
     },
     /// Every try met a concurrent change.
-    #[error("others changed {what} {name:?} {TRIES} times while this was to be done; nothing was done, try again")]
+    #[error("others changed {what} {name:?} {TRIES} times during this change; nothing was written, try again")]
     Overtaken {
         /// The noun, e.g. `user`.
         what: &'static str,

@@ -372,7 +372,7 @@ impl Store {
         let sql = "INSERT INTO postcommit.inbox_token_key (tenant, key, created_at) VALUES ($1, $2, {now}) ON CONFLICT DO NOTHING";
         self.db.execute_one(sql, vec![tenant.into(), new.to_vec().into()]).await?;
         self.inbox_token_key(tenant).await?.ok_or_else(|| {
-            DbError::Unreadable("the key that signs user tokens was created, but cannot be found".into())
+            DbError::Unreadable("the key that signs user tokens was created, but cannot be found; report it as a bug".into())
         })
     }
 }
@@ -504,7 +504,7 @@ pub(in crate::store) fn receive_sqlite(
     let position = stepped
         .into_iter()
         .next()
-        .unwrap_or_else(|| Err(DbError::Unreadable("the database returned no new position of an inbox".into())))?;
+        .unwrap_or_else(|| Err(DbError::Unreadable("the database returned no new position of an inbox; report it as a bug".into())))?;
     let written = Prepared::on(connection, &RECEIVE_SQLITE)?.run(params![
         key.tenant,
         Id::from(key.notification),

@@ -102,9 +102,9 @@ impl MemberDraft {
     fn check_channel(&self, channel: &str) -> Result<(), String> {
         check::short_name(channel)?;
         match channels_of_kind(&self.kind) {
-            [] => Err(format!("is given for a {}; only an address has a channel", self.kind)),
+            [] => Err(format!("is given for a {}; only an address has a channel; leave the field out", self.kind)),
             known if known.contains(&channel) => Ok(()),
-            known => Err(format!("is {channel:?}; {} is reached on {}", self.kind, known.join(", "))),
+            known => Err(format!("is {channel:?}; allowed for {} are {}", self.kind, known.join(", "))),
         }
     }
 
@@ -193,7 +193,7 @@ impl Store {
         let rows = self.db.query(sql, key()).await?;
         let outer: Option<String> = rows.first().map_or(Ok(None), |row| row.get(0))?;
         let outer = outer.unwrap_or_default();
-        Err(EditError::Conflict(format!("list {name:?} is a member of list {outer:?}; remove it there first")))
+        Err(EditError::Conflict(format!("list {name:?} is a member of list {outer:?}; remove it from that list first")))
     }
 
     /// Adds and removes members in one transaction. It is not an error to add a member twice or to remove a member that
@@ -308,7 +308,7 @@ impl Store {
         }
         let members = self.member_count(tenant, name).await?;
         Ok(EditError::Refused(format!(
-            "add: the list has {members} members and may have {LIST_MEMBERS}; use several lists, and a list of them"
+            "add: the list has {members} members already; at most {LIST_MEMBERS} are allowed; use several lists, and a list of them"
         )))
     }
 
@@ -394,7 +394,7 @@ fn check_members(add: &[MemberDraft], remove: &[MemberDraft]) -> Result<(), Edit
     let count = add.len() + remove.len();
     if count > MEMBERS_CHANGED {
         return Err(EditError::Refused(format!(
-            "add: and remove have {count} members together; at most {MEMBERS_CHANGED} are allowed, so use several requests"
+            "add: has {count} members together with remove; at most {MEMBERS_CHANGED} are allowed, so use several requests"
         )));
     }
     for (place, draft) in add.iter().enumerate() {

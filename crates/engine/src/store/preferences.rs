@@ -89,7 +89,7 @@ fn check(preferences: &[PreferenceDraft]) -> Result<(), EditError> {
         one.check(&format!("preferences[{place}]."))?;
         if !seen.insert((&one.event_type, &one.channel)) {
             return Err(EditError::Refused(format!(
-                "preferences[{place}].event_type: and its channel are given twice; give each pair once"
+                "preferences[{place}]: this pair of event_type and channel is given twice; give each pair once"
             )));
         }
     }

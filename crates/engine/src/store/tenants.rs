@@ -62,7 +62,7 @@ impl Store {
             return Err(TenantError::Taken(name.to_owned()));
         }
         let made = self.tenant(name).await?;
-        Ok(made.ok_or_else(|| DbError::Unreadable(format!("tenant {name:?} was created, but cannot be found")))?)
+        Ok(made.ok_or_else(|| DbError::Unreadable(format!("tenant {name:?} was created, but cannot be found; report it as a bug")))?)
     }
 
     /// Returns the number of a tenant. An unknown tenant is created, just as its first notification would create it.
@@ -73,7 +73,7 @@ impl Store {
         self.insert_tenant(name).await?;
         self.tenant(name)
             .await?
-            .ok_or_else(|| DbError::Unreadable(format!("tenant {name:?} was created, but cannot be found")))
+            .ok_or_else(|| DbError::Unreadable(format!("tenant {name:?} was created, but cannot be found; report it as a bug")))
     }
 
     async fn insert_tenant(&self, name: &str) -> Result<bool, DbError> {

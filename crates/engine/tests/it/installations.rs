@@ -312,7 +312,7 @@ async fn roles_give_the_owner_of_a_foreign_view_nothing() {
     let made = store.db().make_roles().await.unwrap();
     assert_eq!(made.left_alone.len(), 3, "{made:?}");
     let told = format!(
-        "the view postcommit.names belongs to {guest}, is not part of postcommit, and was left alone; its owner was granted nothing by it"
+        "the view postcommit.names belongs to {guest} and is not part of postcommit; it was not changed, and its owner got no privileges"
     );
     assert!(made.left_alone.contains(&told), "{made:?}");
     let of_guest = |said: &&String| said.contains(guest);

@@ -121,7 +121,7 @@ on_both! {
             assert!(said.starts_with(problem), "{kind} {to:?}: {said}");
         }
         let twice = user(&[("email", "a@example.com"), ("email", "a@example.com")]);
-        assert_eq!(world.store.create_user(world.tenant, "2", &twice).await.unwrap_err().to_string(), "addresses[1].address: is given twice");
+        assert_eq!(world.store.create_user(world.tenant, "2", &twice).await.unwrap_err().to_string(), "addresses[1].address: is given twice; give each address once");
         assert_eq!(world.store.user_row(world.tenant, "2").await.unwrap(), None);
     }
 

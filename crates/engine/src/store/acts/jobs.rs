@@ -160,7 +160,7 @@ impl Store {
             .await?;
         self.job(tenant, id)
             .await?
-            .ok_or_else(|| DbError::Unreadable(format!("job {id} was created, but cannot be found")))
+            .ok_or_else(|| DbError::Unreadable(format!("job {id} was created, but cannot be found; report it as a bug")))
     }
 
     /// Reads one job. With a tenant, it returns the job only if that tenant owns it.

@@ -190,7 +190,7 @@ impl Store {
         let row = rows.first().ok_or_else(|| refused(format!("is {id:?}, which does not exist")))?;
         let its_channel: String = row.get(1)?;
         if its_channel != channel {
-            return Err(refused(format!("is {id:?}, which is for {its_channel:?} and not for {channel:?}")));
+            return Err(refused(format!("is {id:?}, a template for channel {its_channel:?}; name one for channel {channel:?}")));
         }
         if !row.get::<bool>(4)? {
             return Err(refused(format!("is {id:?}, which is not active; activate it, then resend")));
@@ -346,7 +346,7 @@ fn text_of(of: Uuid, facts: &[Facts]) -> Result<PinnedText, NotAccepted> {
     }
     let templates: BTreeSet<&str> = facts.iter().filter_map(|facts| facts.template.as_deref()).collect();
     let listed = templates.into_iter().collect::<Vec<_>>().join(", ");
-    let problem = format!("is missing: notification {of} was sent in several texts, by {listed}; name one of them");
+    let problem = format!("is missing: notification {of} was sent with several templates: {listed}; name one of them");
     Err(NotAccepted::invalid("template", problem))
 }
 

@@ -111,7 +111,7 @@ impl Store {
         let rows = self.db.query(SAID, vec![]).await?;
         let said = rows
             .first()
-            .ok_or_else(|| DbError::Unreadable("the query for the settings of the server returned no row".into()))?;
+            .ok_or_else(|| DbError::Unreadable("the query for the settings of the server returned no row; report it as a bug".into()))?;
         let (begins_with, has_standbys): (String, bool) = (said.get(2)?, said.get(3)?);
         let (mut weak, mut ours) = (vec![], false);
         for row in self.db.query(KEPT, vec![]).await? {

@@ -109,7 +109,7 @@ async fn enter_postgres(db: &Postgres, batch: &[NotificationRequest]) -> Result<
     let rows = client.query(&statement, &[&said]).await.map_err(postgres::refused)?;
     if rows.len() != batch.len() {
         return Err(DbError::Unreadable(format!(
-            "the database returned {} results for {} notifications",
+            "the database returned {} results for {} notifications; report it as a bug",
             rows.len(),
             batch.len()
         )));
@@ -127,7 +127,7 @@ pub(in crate::store) async fn enter_one_postgres(
     let rows = transaction.query(&statement, &[&said]).await.map_err(postgres::refused)?;
     rows.first()
         .map(accepted)
-        .ok_or_else(|| DbError::Unreadable("the database returned no result for a notification".into()))
+        .ok_or_else(|| DbError::Unreadable("the database returned no result for a notification; report it as a bug".into()))
 }
 
 pub(in crate::store) fn said(batch: &[NotificationRequest]) -> Result<Value, DbError> {
@@ -276,7 +276,7 @@ impl ViewRow {
         self.enter_by_view(connection)?;
         let (id, noted) = self
             .first(connection)?
-            .ok_or_else(|| DbError::Unreadable("a notification was enqueued, but cannot be found".into()))?;
+            .ok_or_else(|| DbError::Unreadable("a notification was enqueued, but cannot be found; report it as a bug".into()))?;
         Ok(Accepted { id, duplicate: before.is_some(), conflict: before.is_some_and(|(_, before)| noted > before) })
     }
 

@@ -260,7 +260,7 @@ fn compact(field: &str, json: &str) -> Result<Box<RawValue>, NotAccepted> {
     if most > DECIMALS {
         return Err(NotAccepted::invalid(
             field,
-            format!("holds a number with {most} decimals; at most {DECIMALS} are allowed"),
+            format!("contains a number with {most} decimal places; at most {DECIMALS} are allowed"),
         ));
     }
     let (mut text, mut is_text, mut is_escaped) = (String::with_capacity(json.len()), false, false);

@@ -108,7 +108,7 @@ impl Store {
     /// Begins a session for a person. The caller has authenticated the person by other means.
     pub async fn create_session(&self, login: &Login, lasts: Duration) -> Result<NewSession, DbError> {
         let begun = self.begin_session(None, login, lasts).await?;
-        begun.ok_or_else(|| DbError::Unreadable("the row of a new session was not written".into()))
+        begun.ok_or_else(|| DbError::Unreadable("the row of a new session was not written; report it as a bug".into()))
     }
 
     /// Begins a session. With `only_if`, the session begins only if that statement changes a row.

@@ -319,7 +319,7 @@ impl Store {
     pub async fn now(&self) -> Result<Timestamp, DbError> {
         let rows = self.db.query("SELECT {now}", vec![]).await?;
         rows.first()
-            .map_or(Err(DbError::Unreadable("the query for the current time returned no row".into())), |row| row.get(0))
+            .map_or(Err(DbError::Unreadable("the query for the current time returned no row; report it as a bug".into())), |row| row.get(0))
     }
 
     /// Announces sends of `at_most_once` deliveries, before their first byte is sent. Returns the deliveries that may

@@ -76,7 +76,7 @@ pub(in crate::store) fn pace_sqlite(
     let mut batch = batch.to_vec();
     // The future is ready on its first poll, because SQLite calls block.
     let paced = pace(&connection, sql, &mut batch).now_or_never();
-    let waited = || Err(DbError::Unreadable("a transaction on SQLite has waited".into()));
+    let waited = || Err(DbError::Unreadable("internal error: a SQLite transaction did not finish in one poll; report it as a bug".into()));
     Ok((batch, paced.unwrap_or_else(waited)?))
 }
 
@@ -347,7 +347,7 @@ impl<'a, S: Session> Pacer<'a, S> {
         match (pacing.decide(period, self.now), &pacing.digest) {
             (Pace::Collect, Some(digesting)) => {
                 let digest = self.collect(key, target, digesting).await?;
-                target.fate = skipped(DIGESTED, format!("it is an item of the digest {digest}"));
+                target.fate = skipped(DIGESTED, format!("the event is an item of the digest {digest}"));
                 self.written.ended.push((key, DIGESTED));
             }
             (Pace::Skip, _) => {

@@ -117,7 +117,7 @@ impl Store {
         if let Err(problem) = self.note_stale(&stale).await {
             tracing::warn!(
                 %problem, results = stale.len(),
-                "could not record results of sends that came after their leases had gone to other workers"
+                "could not record results of sends that came after their leases had gone to other workers; the other results are written"
             );
         }
         Ok(Settled { stale: stale.iter().map(|s| s.lease.key).collect(), applied })

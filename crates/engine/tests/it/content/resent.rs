@@ -105,9 +105,9 @@ on_both! {
         world.execute("UPDATE postcommit.template SET active = (1 = 0) WHERE id = 'mail-confirmed'", vec![]).await;
         for (wish, why) in [
             (wish("sms", Some("none"), None), "is \"none\", which does not exist"),
-            (wish("sms", Some("whatsapp-confirmed"), None), "is for \"whatsapp\" and not for \"sms\""),
+            (wish("sms", Some("whatsapp-confirmed"), None), "a template for channel \"whatsapp\"; name one for channel \"sms\""),
             (wish("email", Some("mail-confirmed"), None), "is not active"),
-            (wish("voice", None, None), "in several texts, by guest, host; name one of them"),
+            (wish("voice", None, None), "with several templates: guest, host; name one of them"),
         ] {
             match resend(&world, &wish).await {
                 Err(NotAccepted::Invalid { field, problem }) => {
