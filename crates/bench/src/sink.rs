@@ -48,9 +48,9 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Inf
 /// A request that arrived.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrival {
-    /// When its first bytes arrived.
+    /// When the first bytes of the request arrived.
     pub at: Instant,
-    /// Whether it was sent to [`Arrivals::urgent_url`].
+    /// Whether the request was sent to [`Arrivals::urgent_url`].
     pub urgent: bool,
 }
 

@@ -60,12 +60,12 @@ impl Cluster {
         panic!("no free port for PostgreSQL after {PORT_TRIES} tries");
     }
 
-    /// The URL of the database `postgres` for its superuser. It does not change at a restart.
+    /// Returns the URL of the database `postgres` for its superuser. The URL does not change at a restart.
     pub fn url(&self) -> String {
         format!("postgres://postgres@{}/postgres", self.addr())
     }
 
-    /// The address of the server, as the target of a [`Proxy`](crate::Proxy).
+    /// Returns the address of the server, as the target of a [`Proxy`](crate::Proxy).
     pub fn addr(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
@@ -94,7 +94,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // Uses SIGQUIT, because after SIGKILL some server processes would keep running.
+        // SIGQUIT is used, because after SIGKILL some server processes would keep running.
         self.server.signal("QUIT");
         if !std::thread::panicking() {
             self.server.wait();
