@@ -36,7 +36,7 @@ on_both! {
         assert_eq!(world.store.unreadable().await.unwrap(), vec![]);
     }
 
-    async fn dispatchers_hear_of_every_change_of_an_event_type(world) {
+    async fn dispatchers_read_every_change_of_an_event_type(world) {
         let tenant = world.store.of_tenant(world.tenant);
         let mut versions = vec![world.store.providers_version().await.unwrap().0];
         tenant.create_event_type(world.tenant, "a", &draft()).await.unwrap();

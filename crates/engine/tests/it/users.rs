@@ -20,7 +20,7 @@ fn preference(event_type: &str, channel: &str, allowed: Option<bool>) -> Prefere
     PreferenceDraft { event_type: event_type.into(), channel: channel.into(), allowed }
 }
 
-/// Everything that can be said about a user.
+/// A user with all fields set.
 fn ada() -> UserDraft {
     UserDraft {
         name: Some("Ada".into()),

@@ -1,4 +1,4 @@
-//! Resends of what templates rendered, and everything about one entity.
+//! Resends of messages that templates rendered, and the deliveries of one entity.
 
 use postcommit::Recipient;
 use postcommit_channel::model::Actor;
@@ -47,7 +47,7 @@ on_both! {
         assert_eq!(rows[0].notification_id, copy, "newest first");
     }
 
-    async fn c11_with_a_template_its_present_text_is_sent_with_the_newest_event(world) {
+    async fn c11_with_a_template_its_current_text_is_sent_with_the_newest_event(world) {
         world.capture(json!({})).await;
         world.booking_templates("entity").await;
         world.book("12345", json!({})).await;
