@@ -24,7 +24,7 @@ pub const ROWS_PER_COMMIT: u64 = 5000;
 pub struct Load {
     /// The event type of the notifications. The capture driver can be configured to be slow for one event type.
     pub event_type: &'static str,
-    /// The recipients, as JSON.
+    /// The recipients of each notification, as JSON.
     pub recipients: String,
     /// The priority, 0 to 9.
     pub priority: u8,

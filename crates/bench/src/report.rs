@@ -48,11 +48,11 @@ impl Report {
 pub struct Machine {
     /// Processor cores that this process may use.
     pub cores: usize,
-    /// Total memory.
+    /// The total memory of the machine.
     pub memory_mib: u64,
     /// The processor's name as the system reports it.
     pub cpu: String,
-    /// Kernel and distribution.
+    /// The kernel and the distribution.
     pub system: String,
 }
 
@@ -80,7 +80,7 @@ pub struct Suite {
     pub findings: Vec<Finding>,
     /// Figures over time or over a size.
     pub charts: Vec<Chart>,
-    /// Why the suite could not be measured. It then has no findings.
+    /// The reason why the suite could not be measured. The suite then has no findings.
     pub problem: Option<String>,
 }
 
@@ -95,7 +95,8 @@ pub struct Finding {
     pub ours: Series,
     /// The measurements of the other side.
     pub against: Option<Series>,
-    /// The median of ours divided by the median of the other side, or the median of ours without another side.
+    /// The median of Postcommit divided by the median of the other side. Without another side, the median of
+    /// Postcommit.
     pub figure: f64,
     /// The bar, if there is one.
     pub bar: Option<Threshold>,

@@ -77,7 +77,7 @@ impl Threshold {
     }
 }
 
-/// The rate per second.
+/// Returns the rate per second.
 pub fn rate(count: u64, took: Duration) -> f64 {
     count as f64 / took.as_secs_f64()
 }

@@ -143,7 +143,7 @@ impl Db {
         }
     }
 
-    /// `postgres` or `sqlite`.
+    /// Returns the kind of the database, `postgres` or `sqlite`.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Postgres(_) => "postgres",

@@ -104,14 +104,14 @@ pub struct Tools {
     pub egress: Egress,
     /// The source of the key that decrypts providers' secrets.
     pub keys: KeySource,
-    /// Which sends the capture driver fails on purpose. Set by an environment variable.
+    /// The sends that the capture driver fails on purpose. Set by an environment variable.
     pub capture_fail_on: FailOn,
     /// The URL of the server for people, without a slash at its end. Empty if it is not set; templates then have no
     /// unsubscribe links.
     pub public_url: String,
     /// The section `[dispatch]` of the settings.
     pub settings: DispatchSettings,
-    /// After how long a delivery counts as stuck, and how long roll-ups are kept.
+    /// The time after which a delivery counts as stuck, and how long roll-ups are kept.
     pub kpi: KpiSettings,
     pub metrics: Metrics,
     /// Exports spans; off by default.
@@ -135,7 +135,7 @@ type Claimed = (Delivery, Arc<StoredNotification>);
 /// Notifications by their ids.
 type Notes = HashMap<Uuid, Arc<StoredNotification>>;
 
-/// The result of one look for due work in the queue.
+/// The result of one check of the queue for due work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Looked {
     /// Work was started.
@@ -169,16 +169,16 @@ pub struct Dispatcher {
     worker: Uuid,
     lanes: Lanes,
     idle_until: Option<Instant>,
-    /// The last look for due work found some.
+    /// Whether the last check of the queue found due work.
     busy: bool,
-    /// The search has not covered all lanes yet.
+    /// Whether the search has not covered all lanes yet.
     searching: bool,
-    /// When a look for due work last found some.
+    /// When a check of the queue last found due work.
     worked_at: Option<Instant>,
     /// Receives the request to stop. `None` until the dispatcher runs.
     stop: Option<watch::Receiver<Stop>>,
     refreshed_at: Option<Instant>,
-    /// Providers whose secrets this process cannot open, as last written to the store.
+    /// Providers whose secrets this process cannot decrypt, as last written to the store.
     unopened: Vec<Unopened>,
 }
 
@@ -302,7 +302,8 @@ impl Dispatcher {
             if end.is_some_and(|end| clock::monotonic() >= end) {
                 return Ok(true);
             }
-            // `quiet` is read before the look, because a send in flight may put a row into a lane after the look.
+            // `quiet` is read before the queue is checked, because a send in flight may put a row into a lane after the
+            // check.
             let quiet = self.is_quiet();
             let looked = match only {
                 None => self.round(Some(started)).await?,
@@ -379,8 +380,8 @@ impl Dispatcher {
         if self.busy {
             self.worked_at = Some(clock::monotonic());
         }
-        // Under load, some looks do not search for other lanes. One more look then follows, and it searches from the
-        // start. It does not wait for a deferred search.
+        // Under load, some checks of the queue do not search for other lanes. One more check then follows, and it
+        // searches from the start. It does not wait for a deferred search.
         let is_over = self.lanes.is_through() || self.lanes.next_search_at().is_some();
         self.searching = begun + paced == 0 && !full && !was_busy && !is_over;
         Ok(match begun + paced {
@@ -520,8 +521,8 @@ impl Dispatcher {
         Ok(begun)
     }
 
-    /// Marks this dispatcher idle in the database, unless its mark is still fresh. Returns true when one more look is
-    /// needed, for commits between the last look and the mark.
+    /// Marks this dispatcher idle in the database, unless its mark is still fresh. Returns true when the queue must be
+    /// checked once more, for commits between the last check and the mark.
     async fn fall_idle(&mut self) -> bool {
         const NAP: Duration = Duration::from_secs(60);
         let now = clock::monotonic();

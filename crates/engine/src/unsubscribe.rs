@@ -26,7 +26,7 @@ const PURPOSE: &[u8] = b"unsubscribe";
 /// The author of the preference or suppression that a link creates.
 const AUTHOR: &str = "unsubscribe link";
 
-/// The recipient that unsubscribes.
+/// The recipient that an unsubscribe link is for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Who {

@@ -44,7 +44,7 @@ pub struct Bearer {
     pub left: Duration,
 }
 
-/// A user token.
+/// A user token and its expiry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UserToken {
@@ -56,7 +56,7 @@ pub struct UserToken {
     pub expires_at: Timestamp,
 }
 
-/// Why a token was not created or not accepted.
+/// The reason why a token was not created or not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// The token was valid and has expired.

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 const PREFIX: &str = "postcommit-bench-";
 const LOCK: &str = "lock";
 
-/// A locked folder.
+/// The folder of a run and its lock.
 pub struct Folder {
     path: PathBuf,
     _lock: File,

@@ -59,7 +59,7 @@ impl PostgresWorkspace {
         &self.url
     }
 
-    /// Whether the whole database belongs to this run. Only then may peers use it.
+    /// Returns whether the whole database belongs to this run. Only then may peers use it.
     pub fn is_own(&self) -> bool {
         self.own.is_some()
     }

@@ -282,14 +282,14 @@ pub fn take_over(
     settlement((delivery, note), lane, report, finish, since, Duration::ZERO)
 }
 
-/// Whether the holder of an expired lease may have sent the notification from its own row. Under at_most_once this
-/// never happens, unless the guarantee or the routing was changed after the attempt began or shortly before.
+/// Returns whether the holder of an expired lease may have sent the notification from its own row. Under at_most_once
+/// this never happens, unless the guarantee or the routing was changed after the attempt began or shortly before.
 pub fn may_have_been_sent_at_once(lane: &Lane, rerouted_at: Timestamp, since: Timestamp) -> bool {
     lane.provider.guarantee != Guarantee::AtMostOnce
         || was_before(since, lane.provider.guarantee_since.max(rerouted_at))
 }
 
-/// Whether the attempt began before every process had certainly read the change.
+/// Returns whether the attempt began before every process had certainly read the change.
 pub fn was_before(began: Timestamp, change: Timestamp) -> bool {
     began <= change.plus(HEARSAY)
 }
@@ -519,8 +519,8 @@ fn demand_of(report: &Report, case: &Case<'_>) -> Option<CloseDemand> {
     }
 }
 
-/// Whether the delivery may return to the queue without a counted attempt. The number is limited, because a lane that
-/// is paused again and again would otherwise send one delivery without end.
+/// Returns whether the delivery may return to the queue without a counted attempt. The number is limited, because a
+/// lane that is paused again and again would otherwise send one delivery without end.
 pub(super) fn may_go_back(delivery: &Delivery) -> bool {
     delivery.seq.saturating_sub(delivery.attempts) < MAX_UNCOUNTED
 }

@@ -59,7 +59,7 @@ pub struct Lane {
 type Stirred = Arc<Mutex<Vec<i32>>>;
 
 impl Lane {
-    /// Whether a send could begin now: the lane is served, and no hold is in force.
+    /// Returns whether a send could begin now: the lane is served, and no hold is in force.
     fn is_open(&self, now: Timestamp) -> bool {
         self.is_served() && self.provider.held_until.is_none_or(|until| until <= now)
     }
@@ -93,7 +93,7 @@ impl Lane {
         Self { name, slots, backlog, permits, local_close, backoff, hosts: None, stirred, key_window, provider, driver }
     }
 
-    /// Whether the lane delivers into inboxes. The settler writes those messages.
+    /// Returns whether the lane delivers into inboxes. The settler writes those messages.
     pub fn is_inbox(&self) -> bool {
         driver::destination(&self.provider.driver) == Destination::Inbox
     }
@@ -116,8 +116,8 @@ impl Lane {
         self.driver.as_ref().ok()?.host_of(delivery.facts.target())
     }
 
-    /// Whether this process may begin sends on the lane at all. If the driver cannot be built here, for example because
-    /// the secrets key is missing, the lane is left to other processes and `doctor` reports it.
+    /// Returns whether this process may begin sends on the lane at all. If the driver cannot be built here, for example
+    /// because the secrets key is missing, the lane is left to other processes and `doctor` reports it.
     fn is_served(&self) -> bool {
         !self.provider.is_paused() && self.driver.is_ok() && !self.local_close.is_unwritten()
     }
@@ -192,15 +192,16 @@ impl Table {
         }
     }
 
-    /// Whether a notification with one target may be sent on this lane from its own row, without a row for the target.
-    /// It may not if the send must be announced, needs a longer lease or a permit, or would overtake waiting
+    /// Returns whether a notification with one target may be sent on this lane from its own row, without a row for the
+    /// target. It may not if the send must be announced, needs a longer lease or a permit, or would overtake waiting
     /// deliveries.
     pub fn may_send_at_once(&self, lane: &Lane, now: Timestamp) -> bool {
         lane.provider.guarantee != Guarantee::AtMostOnce && self.may_keep_lease(lane, now)
     }
 
-    /// Whether the only target of a notification may keep the lease under which it was expanded, and be sent without
-    /// another claim. It may not if the send needs a longer lease or a permit, or would overtake waiting deliveries.
+    /// Returns whether the only target of a notification may keep the lease under which it was expanded, and be sent
+    /// without another claim. It may not if the send needs a longer lease or a permit, or would overtake waiting
+    /// deliveries.
     pub fn may_keep_lease(&self, lane: &Lane, now: Timestamp) -> bool {
         !lane.is_limited()
             && lane.is_open(now)
@@ -236,16 +237,17 @@ pub struct Wants {
     pub limited: BTreeMap<Duration, Vec<Want>>,
     /// Where to search for other lanes with due work. The claim with the usual lease length carries the search.
     pub search: Search,
-    /// There is no room to expand more notifications. More may be due, whatever the claim finds.
+    /// Whether there is no room to expand more notifications. If so, more may be due, regardless of the result of the
+    /// claim.
     pub full: bool,
 }
 
 /// How thoroughly to look for due work.
 #[derive(Debug, Clone, Copy)]
 pub struct LookMode {
-    /// The last look for due work found some.
+    /// Whether the last check of the queue found due work.
     pub busy: bool,
-    /// The search must not be deferred, whatever it costs.
+    /// Whether the search must not be deferred, regardless of its cost.
     pub insists: bool,
 }
 
@@ -366,7 +368,7 @@ impl Lanes {
         self.table = Arc::new(table);
     }
 
-    /// Returns the providers whose secrets this process cannot open.
+    /// Returns the providers whose secrets this process cannot decrypt.
     pub fn unopened(&self) -> Vec<Unopened> {
         let unopened = |id: &i32| {
             let lane = self.table.lane(*id)?;

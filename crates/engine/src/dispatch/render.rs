@@ -31,7 +31,7 @@ pub(super) struct Rendering {
 /// A claimed delivery and its rendered content.
 pub(super) type Rendered = (Claimed, Rendering);
 
-/// Why a delivery cannot be rendered: code and sentence.
+/// The reason why a delivery cannot be rendered: a code and a sentence.
 type Refusal = (&'static str, String);
 
 impl Rendering {

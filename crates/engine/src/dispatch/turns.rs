@@ -36,7 +36,7 @@ pub fn expansion_lane(tenant: i32) -> i32 {
     -tenant
 }
 
-/// Whether a lane is an expansion lane.
+/// Returns whether a lane is an expansion lane.
 pub fn is_expansion(lane: i32) -> bool {
     lane < 0
 }
@@ -65,9 +65,9 @@ struct SearchPace {
     last_at: Option<Instant>,
     /// How many claims were made since the last piece of the search.
     claims: u32,
-    /// The last piece found a lane that the claim had not asked for.
+    /// Whether the last piece found a lane that the claim had not asked for.
     fruitful: bool,
-    /// Until when the search is deferred, unless the caller insists.
+    /// The time until which the search is deferred, unless the caller insists.
     next_at: Option<Instant>,
     slow: bool,
     /// Whether the piece that was last asked for was deferred because of `next_at`.
@@ -199,7 +199,7 @@ impl Turns {
         (self.pace.began, self.pace.pieces) = (None, 0);
     }
 
-    /// Whether the search has covered all lanes.
+    /// Returns whether the search has covered all lanes.
     pub fn is_through(&self) -> bool {
         self.ranges.iter().all(|side| side.state == SearchState::Through)
     }

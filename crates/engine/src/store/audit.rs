@@ -30,7 +30,7 @@ enum Count {
 /// The tenant to whose log the entry is written.
 #[derive(Debug, Clone, PartialEq)]
 enum Whose {
-    /// A tenant by number.
+    /// A tenant, by its number.
     Tenant(i32),
     /// A tenant by name. The change itself may create this tenant.
     Named(String),
@@ -97,7 +97,7 @@ pub struct AuditRow {
     pub at: Timestamp,
     /// The actor that made the change.
     pub actor: String,
-    /// The action, as `noun.verb`.
+    /// The action, as `noun.verb`, such as `delivery.retry`.
     pub action: String,
     /// The object of the change.
     pub subject: String,

@@ -14,7 +14,7 @@ use crate::store::lists::keyset::{Page, Position};
 use crate::store::lists::rows::RowQuery;
 use crate::store::unreadable::{Reader, legible};
 
-/// A delivery.
+/// A delivery as lists show it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DeliveryRow {
@@ -26,15 +26,15 @@ pub struct DeliveryRow {
     pub notification_id: Uuid,
     /// The number of the target within the notification, from 1. 0 while the notification is not expanded.
     pub n: i32,
-    /// The event type.
+    /// The event type of the notification.
     pub event_type: String,
     /// The entity that the event is about.
     pub entity: Option<String>,
-    /// The channel.
+    /// The channel of the delivery.
     pub channel: Option<String>,
-    /// The provider's name.
+    /// The name of the provider.
     pub provider: Option<String>,
-    /// The address, masked.
+    /// The address of the recipient, masked.
     pub target: Option<String>,
     /// The full address. Set only if the request asked for it.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -70,7 +70,7 @@ pub struct Status {
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Provenance {
-    /// The site.
+    /// The site, which is the remote place that enqueued the notification.
     pub site: Option<String>,
     /// The process or machine at the site.
     pub instance: Option<String>,

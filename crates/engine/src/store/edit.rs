@@ -8,7 +8,7 @@ use crate::store::Store;
 /// How often a change is tried if concurrent changes interfere.
 pub const TRIES: usize = 64;
 
-/// Why an object was not created, changed or deleted. Nothing was written.
+/// The reason why an object was not created, changed or deleted. Nothing was written.
 #[derive(Debug, thiserror::Error)]
 pub enum EditError {
     /// A field is wrong. The text is the field's name and the problem.
@@ -16,16 +16,16 @@ pub enum EditError {
     Refused(String),
     #[error("{what} {name:?} already exists; change it instead")]
     Exists {
-        /// The noun, e.g. `user`.
+        /// The kind of the object, e.g. `user`.
         what: &'static str,
-        /// The name or id.
+        /// The name or id of the object.
         name: String,
     },
     #[error("there is no {what} {name:?}")]
     Unknown {
-        /// The noun, e.g. `user`.
+        /// The kind of the object, e.g. `user`.
         what: &'static str,
-        /// The name or id.
+        /// The name or id of the object.
         name: String,
     },
     /// The change was made for another revision than the object has now.
@@ -33,21 +33,21 @@ pub enum EditError {
         "{what} {name:?} has revision {found} by now, not {asked}; read it again, and send the change for that revision"
     )]
     Outdated {
-        /// The noun, e.g. `user`.
+        /// The kind of the object, e.g. `user`.
         what: &'static str,
-        /// The name or id.
+        /// The name or id of the object.
         name: String,
         /// The revision that the change was made for.
         asked: i32,
-        /// The current revision.
+        /// The current revision of the object.
         found: i32,
     },
     /// Every try met a concurrent change.
     #[error("others changed {what} {name:?} {TRIES} times during this change; nothing was written, try again")]
     Overtaken {
-        /// The noun, e.g. `user`.
+        /// The kind of the object, e.g. `user`.
         what: &'static str,
-        /// The name or id.
+        /// The name or id of the object.
         name: String,
     },
     /// The state of other objects does not allow the change.

@@ -12,8 +12,8 @@ use crate::store::Store;
 /// How many rows of the lane are examined per priority at most, from the end of the hold backwards. The deliveries that
 /// met the hold are at its end, so scheduled deliveries before them do not matter.
 const EXAMINED: i64 = 1000;
-/// By how much the due time of a delivery and the end of the hold may differ. Both come from the same answer, but are
-/// not computed at the same moment.
+/// The largest difference between the due time of a delivery and the end of the hold. Both come from the same answer,
+/// but are not computed at the same moment.
 const SLACK: Duration = Duration::from_secs(5);
 
 impl Store {

@@ -41,7 +41,7 @@ pub struct InboxRow {
     pub id: String,
     /// The position of the message among the changes of this inbox. Later changes have higher numbers.
     pub position: i64,
-    /// The event type.
+    /// The event type of the notification.
     pub event_type: String,
     /// The entity that the event is about.
     pub entity: Option<String>,
@@ -73,7 +73,7 @@ pub struct TokenKey {
     pub now: Timestamp,
 }
 
-/// The messages to list.
+/// A selection of the messages in an inbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
@@ -294,7 +294,7 @@ impl Store {
         self.change_inbox("read_at = {now}", which, parameters, self.unless_own(user, entry)).await
     }
 
-    /// Returns the audit entry, or `None` if a user changes the own inbox.
+    /// Returns the audit entry, or `None` if users change their own inbox.
     fn unless_own(&self, user: &str, entry: AuditEntry) -> Option<AuditEntry> {
         (*self.actor != Actor::user(user)).then_some(entry)
     }

@@ -25,7 +25,7 @@ pub struct NotificationRow {
     pub id: Uuid,
     /// The tenant that owns the notification.
     pub tenant: String,
-    /// The event type.
+    /// The event type of the notification.
     pub event_type: String,
     /// The entity that the event is about.
     pub entity: Option<String>,
@@ -35,7 +35,7 @@ pub struct NotificationRow {
     pub state: String,
     /// The number of attempts of all deliveries of the notification.
     pub attempts: i64,
-    /// The number of deliveries.
+    /// The number of deliveries of the notification.
     pub deliveries: i64,
     /// When the earliest next attempt of its deliveries is due.
     pub next_attempt_at: Option<Timestamp>,
@@ -51,7 +51,7 @@ pub struct NotificationRow {
     pub last_attempt_at: Option<Timestamp>,
     /// Whether a driver for development recorded one of the deliveries instead of sending it.
     pub captured: bool,
-    /// The subject or heading.
+    /// The subject or heading of the notification.
     pub title: Option<String>,
 }
 

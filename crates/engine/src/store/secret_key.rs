@@ -23,7 +23,7 @@ pub struct Sealed {
     pub tenant: i32,
     /// The name of the provider.
     pub provider: String,
-    /// The encrypted bytes.
+    /// The encrypted secrets.
     pub secrets: Vec<u8>,
 }
 
@@ -72,7 +72,7 @@ pub struct Unopened {
     pub reason: &'static str,
 }
 
-/// Why a lane is closed: no delivering process can decrypt the secrets of its provider.
+/// The reason why a lane is closed: no delivering process can decrypt the secrets of its provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotDecrypted {
     /// The reason, without a path, a host or a secret, because it is shown to tenants.

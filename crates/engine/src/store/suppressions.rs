@@ -73,7 +73,7 @@ pub struct SuppressionRow {
     pub tenant_id: i32,
     /// The channel. `*` means every channel.
     pub channel: String,
-    /// The address.
+    /// The suppressed address.
     pub address: String,
     /// The reason why nothing is sent to the address.
     pub reason: String,

@@ -59,7 +59,7 @@ pub struct TemplateRow {
     pub tenant: String,
     #[serde(flatten)]
     pub draft: TemplateDraft,
-    /// The current version.
+    /// The number of the current version.
     pub version: i32,
     /// The number of changes so far, including changes that create no new version.
     pub revision: i32,

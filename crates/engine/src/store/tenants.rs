@@ -18,7 +18,7 @@ pub const REASON_CHARS: usize = 255;
 /// The highest weight of a tenant. The lowest is 1.
 pub const MAX_WEIGHT: i32 = 100;
 
-/// Why a tenant was not created or changed.
+/// The reason why a tenant was not created or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum TenantError {
     /// A field is beyond its limit.
@@ -36,13 +36,13 @@ pub enum TenantError {
 pub struct TenantRow {
     /// The number of the tenant, the first part of every key.
     pub id: i32,
-    /// The name.
+    /// The name of the tenant.
     pub name: String,
     /// When the tenant was created.
     pub created_at: Timestamp,
     /// When the tenant was suspended. Nothing is sent for a suspended tenant.
     pub suspended_at: Option<Timestamp>,
-    /// Why the tenant is suspended.
+    /// The reason why the tenant is suspended.
     pub suspended_reason: Option<String>,
     /// The share of the tenant when several tenants have due deliveries: 1 to 100.
     pub weight: i32,

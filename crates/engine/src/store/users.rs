@@ -42,7 +42,7 @@ pub struct UserAddress {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UserDraft {
-    /// The display name.
+    /// The display name of the user.
     pub name: Option<String>,
     /// The language, a tag such as `pt-BR`.
     pub language: Option<String>,

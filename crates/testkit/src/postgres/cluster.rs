@@ -165,7 +165,7 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {said}");
 }
 
-/// Whether this process runs as root, judged by the owner of its entry in /proc.
+/// Returns whether this process runs as root, judged by the owner of its entry in /proc.
 fn is_root() -> bool {
     use std::os::unix::fs::MetadataExt;
     fs::metadata("/proc/self").is_ok_and(|me| me.uid() == 0)

@@ -18,7 +18,7 @@ pub const MAX_IDS: usize = 1000;
 /// The state of a delivery that was tried and waits for its next attempt.
 const RETRYING: &str = "retrying";
 
-/// An action on deliveries.
+/// An operator's action on deliveries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]

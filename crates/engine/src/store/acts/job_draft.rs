@@ -14,7 +14,7 @@ const COUNTED: i64 = 100_000;
 /// The description of a new job.
 #[derive(Debug, Clone)]
 pub struct JobDraft {
-    /// The action to perform.
+    /// The action on each delivery.
     pub act: Act,
     /// The filter that selects the deliveries. Its position and page size are ignored. Retry and discard act on parked
     /// deliveries, and cancel acts on waiting ones, whatever states the filter has. One case differs: a retry of the

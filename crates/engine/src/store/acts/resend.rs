@@ -311,7 +311,7 @@ impl Store {
     }
 }
 
-/// Whether a notification with this key is a copy.
+/// Returns whether a notification with this key is a copy.
 fn is_copy(key: &str) -> bool {
     key.strip_prefix(MANUAL).is_some_and(|rest| rest.starts_with(':'))
 }

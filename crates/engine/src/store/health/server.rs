@@ -51,7 +51,7 @@ pub struct HeldSnapshot {
     pub user: Option<String>,
     /// The state of the session, for example `idle in transaction`. `None` for a login without `pg_read_all_stats`.
     pub state: Option<String>,
-    /// For how long the snapshot has been held. `None` for slots, and for a login without `pg_read_all_stats`.
+    /// The time for which the snapshot has been held. `None` for slots, and for a login without `pg_read_all_stats`.
     pub age: Option<Duration>,
     /// How many transactions have begun since the snapshot.
     pub transactions: i64,

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use crate::db::DbError;
 
-/// Why a notification was not accepted.
+/// The reason why a notification was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotAccepted {
     /// The request is invalid.

@@ -21,17 +21,17 @@ pub const DELETED: &str = "deleted";
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum KpiGrouping {
-    /// The source site.
+    /// Group by the source site.
     Site,
-    /// The channel.
+    /// Group by the channel.
     Channel,
-    /// The provider whose lane the delivery is in.
+    /// Group by the provider whose lane the delivery is in.
     Provider,
-    /// The event type of the notification.
+    /// Group by the event type of the notification.
     EventType,
-    /// The class of the last error, with its codes.
+    /// Group by the class of the last error, with its codes.
     Error,
-    /// The tenant.
+    /// Group by the tenant.
     Tenant,
 }
 

@@ -17,13 +17,13 @@ use crate::store::{ClosedCount, Store};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct KpiSettings {
-    /// How many seconds after it was first due a delivery counts as stuck: 1 to 2,592,000. Default 600.
+    /// The number of seconds after its first due time when a delivery counts as stuck: 1 to 2,592,000. Default 600.
     pub stuck_after_s: u64,
-    /// Over how many seconds delivered and failed are counted: 60 to 172,800. Default 3,600.
+    /// The number of seconds over which delivered and failed are counted: 60 to 172,800. Default 3,600.
     pub interval_s: u64,
-    /// For how many hours roll-ups by minute are kept: 48 to 744. Default 48.
+    /// The number of hours for which roll-ups by minute are kept: 48 to 744. Default 48.
     pub minutes_kept_h: u64,
-    /// For how many days roll-ups by hour are kept: 7 to 3,660. Default 400.
+    /// The number of days for which roll-ups by hour are kept: 7 to 3,660. Default 400.
     pub hours_kept_d: u64,
 }
 
@@ -76,9 +76,9 @@ impl KpiSettings {
 pub struct Kpis {
     /// When the KPIs were read, by the database's clock.
     pub at: Timestamp,
-    /// Over how many seconds delivered and failed were counted.
+    /// The number of seconds over which delivered and failed were counted.
     pub interval_s: u64,
-    /// How many seconds after it was first due a delivery counts as stuck.
+    /// The number of seconds after its first due time when a delivery counts as stuck.
     pub stuck_after_s: u64,
     /// The KPIs of all groups together.
     pub total: Kpi,
@@ -96,12 +96,12 @@ pub struct Kpis {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Kpi {
-    /// Live deliveries by state.
+    /// The numbers of live deliveries, by state.
     pub queue: Depth,
     /// Deliveries that are pending or retrying and were first due longer ago than the threshold. The age of a delivery
     /// counts from its first due time, also after retries. An operator's retry of a parked delivery resets the age.
     pub stuck: i64,
-    /// Parked deliveries, by reason.
+    /// The numbers of parked deliveries, by reason.
     pub parked: Parked,
     /// Deliveries that were sent or delivered in the interval.
     pub delivered: i64,
@@ -114,7 +114,7 @@ pub struct Kpi {
     pub oldest_pending_s: i64,
 }
 
-/// Live deliveries by state.
+/// The numbers of live deliveries, by state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Depth {
@@ -130,7 +130,7 @@ pub struct Depth {
     pub scheduled: i64,
 }
 
-/// Parked deliveries by reason.
+/// The numbers of parked deliveries, by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Parked {

@@ -77,9 +77,9 @@ const ADD_GROUPS: &str = "INSERT INTO postcommit.rollup_group AS r (tenant, slot
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum SlotLength {
-    /// A minute.
+    /// One slot is a minute.
     Minute,
-    /// An hour.
+    /// One slot is an hour.
     Hour,
 }
 
@@ -196,7 +196,7 @@ pub struct KpiSeries {
 pub struct SeriesLine {
     /// The state, channel or site. Empty for deliveries without one.
     pub label: String,
-    /// One count per slot.
+    /// The counts, one per slot.
     pub counts: Vec<i64>,
 }
 

@@ -14,7 +14,7 @@ use crate::store::unreadable::{Reader, legible};
 /// The maximum length of a key's name in characters. The minimum is 1.
 pub const KEY_NAME_CHARS: usize = 255;
 
-/// Why a key was not created or not accepted.
+/// The reason why a key was not created or not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// A field of the draft is invalid.

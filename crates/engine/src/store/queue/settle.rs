@@ -21,18 +21,18 @@ use crate::store::{Lease, Store};
 pub struct Settlement {
     /// The lease under which the delivery was attempted.
     pub lease: Lease,
-    /// Set if the target has no row of its own and was sent from its notification's row: the values its own row would
-    /// have.
+    /// The values that the target's own row would have. Set only if the target has no row of its own and was sent from
+    /// its notification's row.
     pub place: Option<Place>,
     /// How the delivery continues: ended, to be tried again, or returned to the queue.
     pub finish: Finish,
     /// The attempt to log. `None` if no attempt was begun, because the delivery expired, was cancelled or was returned.
     pub attempt: Option<Attempted>,
-    /// The code to show: that of the attempt, or the reason why no attempt was begun.
+    /// The code to show: the code of the attempt, or the reason why no attempt was begun.
     pub code: Option<String>,
     /// The error class of the code. `None` if the code is not a failure.
     pub class: Option<ErrorClass>,
-    /// The explanation to show.
+    /// The explanation to show with the code.
     pub detail: Option<String>,
     /// Whether the message may have arrived although the attempt did not confirm it.
     pub unclear: bool,
