@@ -20,7 +20,7 @@ impl Series {
 }
 
 impl Finding {
-    /// The median of ours divided by the median of the other side.
+    /// Compares the median of Postcommit with the median of the other side, as a ratio.
     pub fn ratio(id: &str, what: impl Into<String>, ours: Series, against: Series) -> Self {
         let figure = ours.median / against.median;
         Self {

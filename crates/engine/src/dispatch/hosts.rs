@@ -232,7 +232,7 @@ impl Hosts {
         known.unwritten.get_or_insert_with(|| Arc::new(LocalClose::of_host(host.into()))).clone()
     }
 
-    /// Notes that a pause or hold was written, which replaces an earlier unwritten one.
+    /// Records that a pause or hold was written, which replaces an earlier unwritten one.
     pub fn written(&self, host: &str, demand: &CloseDemand) {
         if let Some(unwritten) = self.lock().get(host).and_then(|host| host.unwritten.clone()) {
             unwritten.open(demand);

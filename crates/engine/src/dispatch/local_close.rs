@@ -163,7 +163,7 @@ impl LocalClose {
         self.is_unwritten.store(false, Ordering::Release);
     }
 
-    /// Notes that the demand is written, so that claims find the lane closed. Deliveries that were claimed earlier must
+    /// Records that the demand is written, so that claims find the lane closed. Deliveries that were claimed earlier must
     /// not begin either, so the lane stays closed in this process for a time.
     pub fn note_written(&self, written: &CloseDemand) {
         let closed_for = match written {

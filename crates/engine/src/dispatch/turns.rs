@@ -141,12 +141,12 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Notes that deliveries wait on this provider's lane.
+    /// Records that deliveries wait on this provider's lane.
     pub fn wait(&mut self, lane: i32) {
         self.lanes.insert(lane);
     }
 
-    /// Notes that nothing waits on this lane, or that this process cannot serve it.
+    /// Records that nothing waits on this lane, or that this process cannot serve it.
     pub fn forget(&mut self, lane: i32) {
         self.lanes.remove(&lane);
     }
