@@ -248,7 +248,10 @@ impl Dispatcher {
             }
             // Without the settler no result is written, while leases are still renewed forever. So the process must
             // end.
-            assert!(!self.crew.settler.is_gone(), "the task that writes the results of sends has ended; restart postcommit");
+            assert!(
+                !self.crew.settler.is_gone(),
+                "the task that writes the results of sends has ended; restart postcommit"
+            );
         }
         quiet.store(true, Ordering::Relaxed);
         self.drain(stop).await;

@@ -62,7 +62,8 @@ impl Unsubscribe {
                 self.preference().check("")
             }
             Who::Address(_) if self.event_type != ANY => Err(EditError::Refused(
-                "event_type: must be \"*\" for an address, because an address is suppressed for every event type".into(),
+                "event_type: must be \"*\" for an address, because an address is suppressed for every event type"
+                    .into(),
             )),
             Who::Address(address) => self.suppression(address).check(store.now().await?),
         }

@@ -183,7 +183,8 @@ impl Db {
             return Ok((0, None));
         }
         let rows = self.query(NOTED, vec![]).await?;
-        let row = rows.first().ok_or_else(|| DbError::Unreadable("a query returned no row; report it as a bug".into()))?;
+        let row =
+            rows.first().ok_or_else(|| DbError::Unreadable("a query returned no row; report it as a bug".into()))?;
         Ok((row.get(0)?, row.get(1)?))
     }
 

@@ -222,7 +222,9 @@ impl<T: Send, F: Fn(&Connection) -> Result<T, DbError> + Send> Command for Work<
             (Some(Err(error)), _) => Err(error),
             (_, Err(problem)) => Err(DbError::Unreachable(problem)),
             (Some(result), Ok(())) => result,
-            (None, Ok(())) => Err(DbError::Unreachable("the code that wrote to the SQLite file panicked; nothing was written; report it as a bug".into())),
+            (None, Ok(())) => Err(DbError::Unreachable(
+                "the code that wrote to the SQLite file panicked; nothing was written; report it as a bug".into(),
+            )),
         };
         // If the caller has stopped waiting, its work is committed nevertheless.
         let _ = self.reply.send(result);

@@ -302,5 +302,6 @@ fn settings(row: &Row) -> Result<ContentSettings, DbError> {
 
 pub(in crate::store) fn missing(row: &Row, place: usize) -> Result<Missing, DbError> {
     let name: String = row.get(place)?;
-    Missing::from_name(&name).ok_or_else(|| DbError::Unreadable(format!("the column missing has the unknown value {name:?}")))
+    Missing::from_name(&name)
+        .ok_or_else(|| DbError::Unreadable(format!("the column missing has the unknown value {name:?}")))
 }

@@ -83,7 +83,9 @@ impl EventTypeDraft {
         for (place, name) in self.placeholders.iter().enumerate() {
             text(&format!("placeholders[{place}]"), Some(name), limits::NAME_CHARS)?;
             if !seen.insert(name) {
-                return Err(EditError::Refused(format!("placeholders[{place}]: {name:?} is given twice; give each name once")));
+                return Err(EditError::Refused(format!(
+                    "placeholders[{place}]: {name:?} is given twice; give each name once"
+                )));
             }
         }
         Ok(())

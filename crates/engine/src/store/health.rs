@@ -112,7 +112,8 @@ impl Store {
              (SELECT ran_at FROM postcommit.duty WHERE name = '{EARLIER_PASS}')"
         );
         let rows = self.db.query(&sql, vec![present.into()]).await?;
-        let row = rows.first().ok_or_else(|| DbError::Unreadable("a query returned no row; report it as a bug".into()))?;
+        let row =
+            rows.first().ok_or_else(|| DbError::Unreadable("a query returned no row; report it as a bug".into()))?;
         Ok(Attendance {
             workers: row.get(0)?,
             last_worker_at: row.get(1).unwrap_or_default(),

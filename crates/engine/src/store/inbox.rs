@@ -372,7 +372,9 @@ impl Store {
         let sql = "INSERT INTO postcommit.inbox_token_key (tenant, key, created_at) VALUES ($1, $2, {now}) ON CONFLICT DO NOTHING";
         self.db.execute_one(sql, vec![tenant.into(), new.to_vec().into()]).await?;
         self.inbox_token_key(tenant).await?.ok_or_else(|| {
-            DbError::Unreadable("the key that signs user tokens was created, but cannot be found; report it as a bug".into())
+            DbError::Unreadable(
+                "the key that signs user tokens was created, but cannot be found; report it as a bug".into(),
+            )
         })
     }
 }
@@ -501,10 +503,9 @@ pub(in crate::store) fn receive_sqlite(
     let Received { key, message } = received;
     // All rows are read, so that the statement is finished.
     let stepped = Prepared::on(connection, STEP_SQLITE)?.rows((key.tenant, &message.user), |row| row.take::<i64>(0))?;
-    let position = stepped
-        .into_iter()
-        .next()
-        .unwrap_or_else(|| Err(DbError::Unreadable("the database returned no new position of an inbox; report it as a bug".into())))?;
+    let position = stepped.into_iter().next().unwrap_or_else(|| {
+        Err(DbError::Unreadable("the database returned no new position of an inbox; report it as a bug".into()))
+    })?;
     let written = Prepared::on(connection, &RECEIVE_SQLITE)?.run(params![
         key.tenant,
         Id::from(key.notification),

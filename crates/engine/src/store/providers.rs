@@ -106,7 +106,9 @@ impl Store {
     /// Returns the version of the provider table and the time of the last change that could alter routing.
     pub async fn providers_version(&self) -> Result<(i64, Timestamp), DbError> {
         let rows = self.db.query("SELECT version, rerouted_at FROM postcommit.provider_version", vec![]).await?;
-        let row = rows.first().ok_or_else(|| DbError::Unreadable("the table provider_version has no row; restore it from a backup".into()))?;
+        let row = rows.first().ok_or_else(|| {
+            DbError::Unreadable("the table provider_version has no row; restore it from a backup".into())
+        })?;
         // If the time is unreadable, the current time is used, because the change may have just happened.
         let rerouted_at = match row.get(1) {
             Ok(at) => at,

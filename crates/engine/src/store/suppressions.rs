@@ -133,7 +133,8 @@ impl Store {
         let entry = AuditEntry::new(tenant, "suppression.create", subject(channel, &to)).details(details);
         self.change(WRITE, parameters, entry).await?;
         let row = self.suppression(tenant, channel, &to).await?;
-        let gone = || EditError::Conflict("the suppression was removed while it was being created; create it again".into());
+        let gone =
+            || EditError::Conflict("the suppression was removed while it was being created; create it again".into());
         Ok((row.ok_or_else(gone)?, known.is_none()))
     }
 

@@ -62,7 +62,9 @@ impl Store {
             return Err(TenantError::Taken(name.to_owned()));
         }
         let made = self.tenant(name).await?;
-        Ok(made.ok_or_else(|| DbError::Unreadable(format!("tenant {name:?} was created, but cannot be found; report it as a bug")))?)
+        Ok(made.ok_or_else(|| {
+            DbError::Unreadable(format!("tenant {name:?} was created, but cannot be found; report it as a bug"))
+        })?)
     }
 
     /// Returns the number of a tenant. An unknown tenant is created, just as its first notification would create it.
@@ -71,9 +73,9 @@ impl Store {
             return Ok(known);
         }
         self.insert_tenant(name).await?;
-        self.tenant(name)
-            .await?
-            .ok_or_else(|| DbError::Unreadable(format!("tenant {name:?} was created, but cannot be found; report it as a bug")))
+        self.tenant(name).await?.ok_or_else(|| {
+            DbError::Unreadable(format!("tenant {name:?} was created, but cannot be found; report it as a bug"))
+        })
     }
 
     async fn insert_tenant(&self, name: &str) -> Result<bool, DbError> {

@@ -139,7 +139,9 @@ impl UserDraft {
         for (place, address) in self.addresses.iter().enumerate() {
             address.check(&format!("addresses[{place}]"))?;
             if !seen.insert((&address.kind, &address.address)) {
-                return Err(EditError::Refused(format!("addresses[{place}].address: is given twice; give each address once")));
+                return Err(EditError::Refused(format!(
+                    "addresses[{place}].address: is given twice; give each address once"
+                )));
             }
         }
         Ok(())

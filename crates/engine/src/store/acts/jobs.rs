@@ -158,9 +158,9 @@ impl Store {
         let told = as_json(&without_address(filter))?;
         self.change(sql, parameters, entry.details(serde_json::json!({"kind": draft.act.name(), "filter": told})))
             .await?;
-        self.job(tenant, id)
-            .await?
-            .ok_or_else(|| DbError::Unreadable(format!("job {id} was created, but cannot be found; report it as a bug")))
+        self.job(tenant, id).await?.ok_or_else(|| {
+            DbError::Unreadable(format!("job {id} was created, but cannot be found; report it as a bug"))
+        })
     }
 
     /// Reads one job. With a tenant, it returns the job only if that tenant owns it.

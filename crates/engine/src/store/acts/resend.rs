@@ -190,7 +190,9 @@ impl Store {
         let row = rows.first().ok_or_else(|| refused(format!("is {id:?}, which does not exist")))?;
         let its_channel: String = row.get(1)?;
         if its_channel != channel {
-            return Err(refused(format!("is {id:?}, a template for channel {its_channel:?}; name one for channel {channel:?}")));
+            return Err(refused(format!(
+                "is {id:?}, a template for channel {its_channel:?}; name one for channel {channel:?}"
+            )));
         }
         if !row.get::<bool>(4)? {
             return Err(refused(format!("is {id:?}, which is not active; activate it, then resend")));

@@ -109,9 +109,9 @@ impl Store {
     pub async fn durability(&self) -> Result<Option<Durability>, DbError> {
         let Db::Postgres(_) = self.db else { return Ok(None) };
         let rows = self.db.query(SAID, vec![]).await?;
-        let said = rows
-            .first()
-            .ok_or_else(|| DbError::Unreadable("the query for the settings of the server returned no row; report it as a bug".into()))?;
+        let said = rows.first().ok_or_else(|| {
+            DbError::Unreadable("the query for the settings of the server returned no row; report it as a bug".into())
+        })?;
         let (begins_with, has_standbys): (String, bool) = (said.get(2)?, said.get(3)?);
         let (mut weak, mut ours) = (vec![], false);
         for row in self.db.query(KEPT, vec![]).await? {

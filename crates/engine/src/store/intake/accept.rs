@@ -125,9 +125,9 @@ pub(in crate::store) async fn enter_one_postgres(
     let said = said(std::slice::from_ref(one))?;
     let statement = transaction.prepare_cached(ACCEPT_POSTGRES).await.map_err(postgres::refused)?;
     let rows = transaction.query(&statement, &[&said]).await.map_err(postgres::refused)?;
-    rows.first()
-        .map(accepted)
-        .ok_or_else(|| DbError::Unreadable("the database returned no result for a notification; report it as a bug".into()))
+    rows.first().map(accepted).ok_or_else(|| {
+        DbError::Unreadable("the database returned no result for a notification; report it as a bug".into())
+    })
 }
 
 pub(in crate::store) fn said(batch: &[NotificationRequest]) -> Result<Value, DbError> {
@@ -274,9 +274,9 @@ impl ViewRow {
         // these cases, and a new recorded conflict shows whether the content differs.
         let before = self.first(connection)?;
         self.enter_by_view(connection)?;
-        let (id, noted) = self
-            .first(connection)?
-            .ok_or_else(|| DbError::Unreadable("a notification was enqueued, but cannot be found; report it as a bug".into()))?;
+        let (id, noted) = self.first(connection)?.ok_or_else(|| {
+            DbError::Unreadable("a notification was enqueued, but cannot be found; report it as a bug".into())
+        })?;
         Ok(Accepted { id, duplicate: before.is_some(), conflict: before.is_some_and(|(_, before)| noted > before) })
     }
 

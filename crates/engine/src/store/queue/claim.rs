@@ -318,8 +318,10 @@ impl Store {
     /// Returns the time of the database's clock. Only this clock decides which rows are due.
     pub async fn now(&self) -> Result<Timestamp, DbError> {
         let rows = self.db.query("SELECT {now}", vec![]).await?;
-        rows.first()
-            .map_or(Err(DbError::Unreadable("the query for the current time returned no row; report it as a bug".into())), |row| row.get(0))
+        rows.first().map_or(
+            Err(DbError::Unreadable("the query for the current time returned no row; report it as a bug".into())),
+            |row| row.get(0),
+        )
     }
 
     /// Announces sends of `at_most_once` deliveries, before their first byte is sent. Returns the deliveries that may

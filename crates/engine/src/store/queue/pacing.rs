@@ -76,7 +76,11 @@ pub(in crate::store) fn pace_sqlite(
     let mut batch = batch.to_vec();
     // The future is ready on its first poll, because SQLite calls block.
     let paced = pace(&connection, sql, &mut batch).now_or_never();
-    let waited = || Err(DbError::Unreadable("internal error: a SQLite transaction did not finish in one poll; report it as a bug".into()));
+    let waited = || {
+        Err(DbError::Unreadable(
+            "internal error: a SQLite transaction did not finish in one poll; report it as a bug".into(),
+        ))
+    };
     Ok((batch, paced.unwrap_or_else(waited)?))
 }
 
