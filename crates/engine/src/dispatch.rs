@@ -246,19 +246,14 @@ impl Dispatcher {
                     tokio::time::sleep(jittered(self.interval())).await;
                 }
             }
-            // Without the settler no result is written, while leases are still renewed forever. So the process must
-            // end.
-            assert!(
-                !self.crew.settler.is_gone(),
-                "the task that writes the results of sends has ended; restart postcommit"
-            );
+            // Without the settler no result is written, but leases are renewed forever. So the process must end.
+            assert!(!self.crew.settler.is_gone(), "the task that writes results has ended; restart postcommit");
         }
         quiet.store(true, Ordering::Relaxed);
         self.drain(stop).await;
         self.crew.tools.metrics.dispatchers.add(-1);
         renewing.abort();
-        // The wait is bounded because the database may be unreachable. In that case the worker's heartbeat runs out by
-        // itself.
+        // The wait is bounded, because the heartbeat runs out by itself if the database is unreachable.
         let _ = tokio::time::timeout(FAREWELL, present).await;
     }
 
@@ -305,8 +300,7 @@ impl Dispatcher {
             if end.is_some_and(|end| clock::monotonic() >= end) {
                 return Ok(true);
             }
-            // `quiet` is read before the queue is checked, because a send in flight may put a row into a lane after the
-            // check.
+            // `quiet` is read before the check, because a send in flight may put a row into a lane after the check.
             let quiet = self.is_quiet();
             let looked = match only {
                 None => self.round(Some(started)).await?,
