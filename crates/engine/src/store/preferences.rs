@@ -89,7 +89,7 @@ fn check(preferences: &[PreferenceDraft]) -> Result<(), EditError> {
         one.check(&format!("preferences[{place}]."))?;
         if !seen.insert((&one.event_type, &one.channel)) {
             return Err(EditError::Refused(format!(
-                "preferences[{place}]: this pair of event_type and channel is given twice; give each pair once"
+                "preferences[{place}].event_type: is given twice with the same channel; give each pair of both once"
             )));
         }
     }
