@@ -25,7 +25,7 @@ impl Enqueuer {
         Ok(Self { client, enqueue })
     }
 
-    /// Enqueues notification `i` in the open transaction, or in one of its own.
+    /// Enqueues notification `i` in the open transaction, or in a transaction of its own.
     pub async fn enqueue(&self, load: &Load, i: u64) -> Result<(), Failure> {
         let (payload, key, recipients) = (Value::Json(payload(i)), load.key(i), Value::Json(load.recipients.clone()));
         self.client

@@ -17,7 +17,7 @@ const START: Duration = Duration::from_secs(30);
 /// A `serve` process on the benchmark's database.
 pub struct ServeProcess {
     process: Child,
-    /// The address of its health endpoints.
+    /// The address of the process's health endpoints.
     address: String,
 }
 
@@ -41,7 +41,7 @@ impl ServeProcess {
         let address = tokio::time::timeout(START, find_address(&mut lines))
             .await
             .map_err(|_| failed("`postcommit serve` did not print its address in time"))??;
-        // Its stderr is read to the end, so that the process never blocks on a full pipe.
+        // The process's stderr is read to the end, so that the process never blocks on a full pipe.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         let server = Self { process, address };
         tokio::time::timeout(START, server.until_ready())
@@ -60,7 +60,7 @@ impl ServeProcess {
         &self.address
     }
 
-    /// A value of `/proc/<pid>/status` in bytes, such as `VmRSS`.
+    /// Returns a value of `/proc/<pid>/status` in bytes, such as `VmRSS`.
     pub fn memory(&self, field: &str) -> Option<f64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()?)).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
@@ -72,8 +72,8 @@ impl ServeProcess {
     }
 }
 
-/// The command line of `serve` on the benchmark's database, with the key and the settings of this run. The URL may hold
-/// a password, so it is passed in the environment.
+/// Returns the command line of `serve` on the benchmark's database, with the key and the settings of this run. The URL
+/// may contain a password, so it is passed in the environment.
 fn command(bench: &Bench) -> Command {
     let mut command = Command::new(&bench.program);
     command.args(["serve", "--no-migrate", "--while-stdin", "--listen", "127.0.0.1:0"]);

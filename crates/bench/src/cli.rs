@@ -20,7 +20,7 @@ use crate::{html, run, sink};
 /// Measure this build of Postcommit on this machine, and compare every figure with its bar, the value that it must
 /// reach.
 ///
-/// The benchmark creates its own database on the given server, or its own file beside the given SQLite file, and
+/// The benchmark creates its own database on the given server, or its own file next to the given SQLite file, and
 /// removes it at the end.
 ///
 /// Exits 1 when a bar is missed, 7 when a suite could not be measured. Compare only ratios that were measured in one
@@ -33,7 +33,7 @@ pub struct Cli {
     /// The suites to run [default: every suite that supports the database]
     #[arg(value_name = "SUITE")]
     suites: Vec<String>,
-    /// How many times each pair of ours and the comparison is measured, alternately; the medians are compared
+    /// How many times each pair of Postcommit and its comparison is measured, alternately; the medians are compared
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=99))]
     rounds: u8,
     /// Multiplies all counts and durations; use a small value for a quick look
@@ -51,7 +51,7 @@ pub struct Cli {
     /// List the suites with their bars, then exit
     #[arg(long)]
     list: bool,
-    /// The `postcommit` program to measure [default: the one beside this program]
+    /// The `postcommit` program to measure [default: the one in the same folder as this program]
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
     /// Run the receiver of the webhooks until stdin ends
@@ -98,7 +98,8 @@ impl Cli {
         Ok(verdict(&report))
     }
 
-    /// The program to measure. By default the one beside this program, because cargo puts both into one folder.
+    /// Returns the program to measure. The default is the one in the same folder as this program, because cargo puts
+    /// both there.
     fn program(&self) -> Result<PathBuf, Failure> {
         let program = match &self.program {
             Some(program) => program.clone(),
@@ -114,7 +115,7 @@ impl Cli {
         Err(Failure::new(Exit::Usage, missing))
     }
 
-    /// The folder of the peers, or why there is none. A folder that the user named must exist.
+    /// Returns the folder of the peers, or the reason why there is none. A folder that the user named must exist.
     fn peers(&self) -> Result<Result<PathBuf, String>, Failure> {
         let usual = Path::new("bench/peers");
         match &self.peers {
@@ -160,7 +161,7 @@ impl Cli {
 }
 
 /// Checks early that the file can be written at the end of a long run. An existing file is not changed, and a missing
-/// file is not left behind.
+/// file is not created.
 fn writable(file: &Path) -> std::io::Result<()> {
     match std::fs::OpenOptions::new().append(true).open(file) {
         Err(e) if e.kind() == ErrorKind::NotFound => {
@@ -195,7 +196,8 @@ fn list(format: Format) {
     output::list(format, &rows, &columns);
 }
 
-/// The exit code. A failed suite says nothing about its bars, so it comes before a missed bar.
+/// The exit code of the run. A failed suite takes precedence over a missed bar (a figure that does not reach its
+/// required value), because a failed suite has not measured its bars.
 fn verdict(report: &Report) -> Exit {
     if !report.failures().is_empty() {
         Exit::Partly
@@ -206,7 +208,7 @@ fn verdict(report: &Report) -> Exit {
     }
 }
 
-/// The ids of the bars that were held, missed or not judged.
+/// Returns the ids of the bars that were held, missed or not judged.
 fn judged(report: &Report, held: Option<bool>) -> Vec<&str> {
     let bars = report.suites.iter().flat_map(|suite| &suite.findings).filter(|finding| finding.bar.is_some());
     bars.filter(|finding| finding.held == held).map(|finding| finding.id.as_str()).collect()

@@ -35,7 +35,7 @@ pub struct RunningDispatcher {
     tally: Arc<Tally>,
     stop: watch::Sender<Stop>,
     task: tokio::task::JoinHandle<()>,
-    /// When it was started.
+    /// When the dispatcher was started.
     pub started: Instant,
 }
 
@@ -49,7 +49,7 @@ impl RunningDispatcher {
         Ok(Self { tally, stop, task: tokio::spawn(dispatcher.run(told)), started })
     }
 
-    /// How many deliveries are sent and settled.
+    /// Returns how many deliveries are sent and settled.
     pub fn sent(&self) -> u64 {
         self.tally.sent.load(Ordering::Relaxed)
     }
@@ -108,8 +108,8 @@ fn tools(bench: &Bench, store: &Store) -> Tools {
     }
 }
 
-/// An empty database with a capture provider. Some notifications have been delivered already, so that connections are
-/// open and statements prepared.
+/// Returns an empty database with a capture provider. Some notifications have already been delivered, so that
+/// connections are open and statements prepared.
 pub async fn warm_store(bench: &Bench) -> Result<Store, Failure> {
     let store = bench.workspace.fresh().await?;
     create_provider(&store, &capture()).await?;
@@ -137,11 +137,11 @@ pub async fn drain(bench: &Bench, store: &Store, count: u64) -> Result<Duration,
     Ok(took)
 }
 
-/// The rate at which `count` notifications are delivered out of a backlog of `all`, without the first few.
+/// Returns the rate at which `count` notifications are delivered out of a backlog of `all`, without the first few.
 pub async fn rate_in_window(bench: &Bench, store: &Store, count: u64, all: u64) -> Result<f64, Failure> {
     let running = RunningDispatcher::start(bench, store).await?;
     let from = running.until(count / 20).await?;
-    // Results are counted in batches, so the count may be higher than the one waited for.
+    // Results are counted in batches, so the count may be higher than `count`.
     let already = running.sent();
     let to = running.until(all.min(already + count)).await?;
     let sent = running.sent() - already;

@@ -21,7 +21,7 @@ pub fn page(report: &Report) -> String {
     )
 }
 
-/// The policy forbids scripts and requests, whatever the name of a peer contains.
+/// Returns the head of the page. Its policy forbids scripts and requests, even if the name of a peer contains markup.
 fn head(verdict: &str) -> String {
     format!(
         r#"<head>
@@ -37,7 +37,7 @@ fn head(verdict: &str) -> String {
     )
 }
 
-/// How many bars are held, and which are not.
+/// The number of bars that are held, and the bars that are not.
 struct BarSummary {
     text: String,
     missed: Vec<String>,
@@ -73,7 +73,7 @@ impl BarSummary {
     }
 }
 
-/// Whether a finding has a bar. A finding that was judged counts even without one.
+/// Returns whether a finding counts as one with a bar. A finding that was judged counts even without one.
 fn counts(finding: &Finding) -> bool {
     finding.bar.is_some() || finding.held.is_some()
 }
@@ -185,13 +185,13 @@ fn finding_row(f: &Finding) -> String {
     )
 }
 
-/// The median, and below it the spread and the name.
+/// Returns the median, and below it the spread and the name.
 fn measured(s: &Series) -> String {
     let range = if s.values.len() > 1 { format!("<small>{}</small>", spread(s.spread)) } else { String::new() };
     format!("{}{range}<small class=\"name\">{}</small>", esc(&value(s.median, &s.unit)), esc(&s.name))
 }
 
-/// What the table cannot show: the single values, the distance to the bar, and the note.
+/// Returns the details that the table cannot show: the single values, the distance to the bar, and the note.
 fn card(f: &Finding) -> String {
     let drawings = format!("{}{}", bullet(f), strips(f));
     let note = f
@@ -283,7 +283,7 @@ fn chart_table(chart: &Chart) -> String {
         return String::new();
     }
     let head = columns(&["Line", &format!("{}>", chart.x), &format!("{}>", chart.y)]);
-    let table = scroll_table(&format!("PeerFigures of {}", chart.title), "", &head, &rows);
+    let table = scroll_table(&format!("Figures of {}", chart.title), "", &head, &rows);
     format!("<details><summary>As a table</summary>\n{table}</details>\n")
 }
 
@@ -331,7 +331,7 @@ fn bar(f: &Finding) -> String {
     }
 }
 
-/// The unit of the figure and its bar. A ratio has none.
+/// Returns the unit of the figure and its bar. A ratio has no unit.
 fn unit(f: &Finding) -> &str {
     if f.against.is_some() { "" } else { &f.ours.unit }
 }

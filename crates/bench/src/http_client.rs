@@ -19,8 +19,8 @@ use crate::failure::Failure;
 pub type Post = Request<Full<Bytes>>;
 
 /// Sends `count` requests over `connections` connections and returns how long that took. Each connection waits for a
-/// response before it sends the next request. The first request of each connection is not measured; these have the
-/// numbers from `count` on. A status other than `expected` is an error.
+/// response before it sends the next request. The first request of each connection is not measured; these requests have
+/// the numbers from `count` on. A status other than `expected` is an error.
 pub async fn pump(
     address: &str,
     count: u64,

@@ -24,7 +24,7 @@ pub const ROWS_PER_COMMIT: u64 = 5000;
 pub struct Load {
     /// The event type of the notifications. The capture driver can be configured to be slow for one event type.
     pub event_type: &'static str,
-    /// The recipients, as JSON.
+    /// The recipients of each notification, as JSON.
     pub recipients: String,
     /// The priority, 0 to 9.
     pub priority: u8,
@@ -60,12 +60,12 @@ impl Load {
         Self { priority, ..self }
     }
 
-    /// Events that name no recipient; a template does. Each is about an entity of its own.
+    /// Creates events that name no recipient. Their template does. Each event is about an entity of its own.
     pub fn to_template() -> Self {
         Self { recipients: "[]".to_owned(), has_entity: true, ..Self::captured() }
     }
 
-    /// The same kind of notification with other keys and entities.
+    /// Creates the same kind of notification with other keys and entities.
     pub fn again(&self) -> Self {
         Self { prefix: Self::captured().prefix, ..self.clone() }
     }
@@ -110,8 +110,8 @@ impl Load {
         }
     }
 
-    /// Puts `count` notifications into the queue for suites that measure what follows. On PostgreSQL their rows are
-    /// inserted directly, which is faster.
+    /// Puts `count` notifications into the queue, for suites that do not measure the enqueue itself. On PostgreSQL
+    /// their rows are inserted directly, which is faster.
     pub async fn insert_rows(&self, workspace: &Workspace, count: u64) -> Result<(), Failure> {
         match workspace.backend() {
             Backend::Postgres(_) => DirectInserter::on(workspace.client().await?, self).await?.insert_rows(count).await,
@@ -220,7 +220,7 @@ impl DirectInserter {
             let parameters: [&(dyn ToSql + Sync); 5] =
                 [&rows, &self.load.event_type, &payload, &recipients, &i32::from(self.load.priority)];
             self.client.execute(&self.insert, &parameters).await?;
-            // Wakes an idle dispatcher, as `enqueue` does.
+            // Wakes an idle dispatcher, like `enqueue`.
             self.client.batch_execute("SELECT postcommit.ring(now())").await?;
             left -= now;
         }

@@ -3,7 +3,7 @@
 use crate::report::Machine;
 
 impl Machine {
-    /// Describes this machine, as far as the system tells.
+    /// Describes this machine, as far as the system reports it.
     pub fn here() -> Self {
         let kernel = first_line("/proc/sys/kernel/osrelease").unwrap_or_else(|| std::env::consts::OS.to_owned());
         let distribution = field("/etc/os-release", "PRETTY_NAME=").map(|name| name.trim_matches('"').to_owned());

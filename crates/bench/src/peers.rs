@@ -13,13 +13,13 @@ use crate::failure::Failure;
 use crate::report::{Finding, Peer, Series, Threshold};
 use crate::run::Bench;
 
-/// The peers of this run, and why others are missing.
+/// The peers of this run, and the reasons why others are missing.
 #[derive(Default)]
 pub struct Peers {
     pub runners: Vec<InstalledPeer>,
     /// Peers whose `run info` failed.
     mute: Vec<Peer>,
-    /// Why there are no peers.
+    /// The reason why there are no peers.
     reason_for_none: String,
 }
 
@@ -30,7 +30,7 @@ pub struct InstalledPeer {
     problems: Mutex<Vec<PeerProblem>>,
 }
 
-/// A verb of a peer that failed.
+/// A peer's verb that failed, and its problem.
 #[derive(Debug, Clone, PartialEq)]
 struct PeerProblem {
     verb: String,
@@ -44,7 +44,7 @@ pub struct Latency {
 }
 
 impl Peers {
-    /// No peers take part.
+    /// Creates a list without peers, with the reason.
     pub fn none(why: impl Into<String>) -> Self {
         Self { reason_for_none: why.into(), ..Self::default() }
     }
@@ -54,7 +54,7 @@ impl Peers {
         self.runners.iter().map(|runner| runner.as_seen(|_| true)).chain(self.mute.iter().cloned()).collect()
     }
 
-    /// The peers that are missing in a comparison of this verb, and why. `None` when all took part.
+    /// Returns the peers that are missing in a comparison of this verb, with the reasons. `None` when all took part.
     pub fn missing(&self, verb: &str) -> Option<String> {
         let seen = self
             .runners
@@ -97,7 +97,7 @@ pub async fn installed(folder: &Path) -> Peers {
 }
 
 impl InstalledPeer {
-    /// The peer with those of its problems that `these` selects.
+    /// Returns the peer with the problems that `these` selects.
     fn as_seen(&self, these: impl Fn(&PeerProblem) -> bool) -> Peer {
         let problems = self.problems.lock().map(|problems| problems.clone()).unwrap_or_default();
         let told: Vec<String> = problems
@@ -108,17 +108,17 @@ impl InstalledPeer {
         Peer { problem: (!told.is_empty()).then(|| told.join("; ")), ..self.peer.clone() }
     }
 
-    /// Jobs per second, out of a backlog.
+    /// Returns the jobs per second, out of a backlog.
     pub async fn drain(&self, bench: &Bench, count: u64, processes: u32) -> Option<f64> {
         self.rate(bench, &["drain", "--count", &count.to_string(), "--processes", &processes.to_string()]).await
     }
 
-    /// Enqueues per second, one per commit.
+    /// Returns the enqueues per second, one per commit.
     pub async fn enqueue(&self, bench: &Bench, count: u64, connections: u64) -> Option<f64> {
         self.rate(bench, &["enqueue", "--count", &count.to_string(), "--connections", &connections.to_string()]).await
     }
 
-    /// Enqueues per second, in batches.
+    /// Returns the enqueues per second, in batches.
     pub async fn enqueue_batches(&self, bench: &Bench, count: u64, batch: u64) -> Option<f64> {
         self.rate(bench, &["enqueue-batch", "--count", &count.to_string(), "--batch", &batch.to_string()]).await
     }
@@ -132,7 +132,7 @@ impl InstalledPeer {
         self.ask(bench, arguments, |answer| Some(answer["count"].as_f64()? / answer["seconds"].as_f64()?)).await
     }
 
-    /// Runs a verb of the peer. A failure is noted in the progress and in the report; the peer then has no figure.
+    /// Runs a verb of the peer. A failure is recorded in the progress and in the report; the peer then has no figure.
     async fn ask<T>(&self, bench: &Bench, arguments: &[&str], read: impl Fn(&Value) -> Option<T>) -> Option<T> {
         let verb = arguments.first().unwrap_or(&"");
         bench.progress.step(format!("{}: {verb}", self.peer.name));
@@ -198,12 +198,13 @@ pub struct Comparison<'a> {
     /// A description; `{}` stands for the peer's name.
     pub what: &'a str,
     pub bar: Threshold,
-    /// The peers that are missing, and why.
+    /// The peers that are missing, and the reasons.
     pub missing: Option<String>,
 }
 
 impl Comparison<'_> {
-    /// The best peer comes first and has the bar; the others are only reported. Without peers the bar is not judged.
+    /// Returns the findings. The best peer comes first and has the bar; the others are only reported. Without peers the
+    /// bar is not judged.
     pub fn of(self, ours: &Series, peers: Vec<Series>) -> Vec<Finding> {
         let what = |name: &str| self.what.replace("{}", name);
         if peers.is_empty() {

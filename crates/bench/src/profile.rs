@@ -1,4 +1,4 @@
-//! The processor time behind a figure. Read from Linux's `/proc`; on other systems there is none.
+//! The processor time of a measurement, read from Linux's `/proc`. Other systems have no such figure.
 
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ pub struct MeasuredRate {
 /// Processor time in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct ProcessorTime {
-    /// Of this process.
+    /// The processor time of this process.
     here: f64,
-    /// Of other processes: the database, a receiver.
+    /// The processor time of other processes, such as the database or a receiver.
     elsewhere: f64,
     idle: f64,
 }

@@ -15,12 +15,12 @@ pub struct Report {
     pub rounds: usize,
     /// The factor of all counts and durations. Only a run with 1 is meaningful.
     pub scale: f64,
-    /// The machine on which it ran.
+    /// The machine on which the benchmark ran.
     pub machine: Machine,
     /// The database, e.g. `PostgreSQL 15.14 (shared_buffers 2GB, fsync on, synchronous_commit on), in a database of its
     /// own`.
     pub database: String,
-    /// The peers that took part, and those that could not.
+    /// The peers that took part, and the peers that could not.
     pub peers: Vec<Peer>,
     /// The suites, in the order in which they ran.
     pub suites: Vec<Suite>,
@@ -48,11 +48,11 @@ impl Report {
 pub struct Machine {
     /// Processor cores that this process may use.
     pub cores: usize,
-    /// Total memory.
+    /// The total memory of the machine.
     pub memory_mib: u64,
     /// The processor's name as the system reports it.
     pub cpu: String,
-    /// Kernel and distribution.
+    /// The kernel and the distribution.
     pub system: String,
 }
 
@@ -61,9 +61,9 @@ pub struct Machine {
 pub struct Peer {
     pub name: String,
     pub version: String,
-    /// Its runtime and configuration.
+    /// The peer's runtime and configuration.
     pub settings: String,
-    /// What it failed to do. It has no figure there.
+    /// The work that the peer failed to do. It has no figure for that work.
     pub problem: Option<String>,
 }
 
@@ -76,41 +76,42 @@ pub struct Suite {
     pub about: String,
     /// How long the suite took.
     pub seconds: f64,
-    /// PeerFigures with and without a bar.
+    /// Figures with and without a bar.
     pub findings: Vec<Finding>,
-    /// PeerFigures over time or over a size.
+    /// Figures over time or over a size.
     pub charts: Vec<Chart>,
-    /// Why the suite could not be measured. It then has no findings.
+    /// The reason why the suite could not be measured. The suite then has no findings.
     pub problem: Option<String>,
 }
 
 /// One figure: a ratio of two series that were measured alternately, or a plain number.
 #[derive(Debug, Clone, Serialize)]
 pub struct Finding {
-    /// `P1` … `P14`, or a word for a figure without such a number.
+    /// The id: `P1` … `P14`, or a word for a figure without such a number.
     pub id: String,
-    /// What is compared, in words.
+    /// The comparison in words.
     pub what: String,
     /// The measurements of Postcommit.
     pub ours: Series,
     /// The measurements of the other side.
     pub against: Option<Series>,
-    /// The median of ours divided by the median of the other side, or the median of ours without another side.
+    /// The median of Postcommit divided by the median of the other side. Without another side, the median of
+    /// Postcommit.
     pub figure: f64,
     /// The bar, if there is one.
     pub bar: Option<Threshold>,
     /// Whether the bar is held. `None` without a bar, or when it could not be judged.
     pub held: Option<bool>,
-    /// A note for the reader: why the bar was missed, what is missing.
+    /// A note for the reader, such as why the bar was missed or which peer is missing.
     pub note: Option<String>,
 }
 
 /// Repeated measurements of one quantity.
 #[derive(Debug, Clone, Serialize)]
 pub struct Series {
-    /// What was measured.
+    /// The name of the measured quantity.
     pub name: String,
-    /// `/s`, `ms`, `MiB`, `bytes`, …
+    /// The unit: `/s`, `ms`, `MiB`, `bytes`, …
     pub unit: String,
     /// The values, in the order in which they were measured.
     pub values: Vec<f64>,

@@ -1,4 +1,4 @@
-//! Runs the suites, and removes the workspace afterwards however the run ends.
+//! Runs the suites, and removes the workspace afterwards, even if the run fails.
 
 use std::path::PathBuf;
 use std::pin::pin;
@@ -28,7 +28,7 @@ pub struct RunOptions {
     pub rounds: usize,
     /// Multiplies all counts and durations.
     pub scale: f64,
-    /// The folder of the peers, or why none take part.
+    /// The folder of the peers, or the reason why none take part.
     pub peers: Result<PathBuf, String>,
     /// The program to measure.
     pub program: PathBuf,
@@ -36,18 +36,18 @@ pub struct RunOptions {
     pub command: String,
 }
 
-/// What every suite works with.
+/// The workspace, settings and peers that every suite uses.
 pub struct Bench {
     pub workspace: Workspace,
     pub rounds: usize,
     pub progress: Progress,
-    /// From the settings: the benchmark measures the product as it is configured.
+    /// The dispatcher's settings. The benchmark measures the product as it is configured.
     pub dispatch: DispatchSettings,
     /// Other programs that take part.
     pub peers: Peers,
     /// The program to measure.
     pub program: PathBuf,
-    /// Allows loopback, where the sinks listen.
+    /// The outgoing connections. Loopback is allowed, because the sinks listen there.
     pub egress: Egress,
     scale: f64,
 }
@@ -64,7 +64,7 @@ impl Bench {
     }
 }
 
-/// Runs the suites, and removes the workspace afterwards however the run ends.
+/// Runs the suites, and removes the workspace afterwards, even if the run fails.
 pub async fn run(options: RunOptions, settings: &Settings) -> Result<Report, Failure> {
     let stop = stop_requested().map_err(|e| Failure::new(Exit::Failed, format!("signals: {e}")))?;
     let allow = "127.0.0.0/8".parse().into_iter().collect();
@@ -92,7 +92,8 @@ pub async fn run(options: RunOptions, settings: &Settings) -> Result<Report, Fai
     Ok(report)
 }
 
-/// Finds the peers. They make schemas of their own, so they take part only when the whole database belongs to this run.
+/// Finds the peers. They create schemas of their own, so they take part only when the whole database belongs to this
+/// run.
 async fn find_peers(bench: &Bench, folder: &Result<PathBuf, String>) -> Peers {
     match (folder, bench.workspace.postgres()) {
         (Err(why), _) => Peers::none(why),
@@ -118,11 +119,11 @@ fn stop_requested() -> std::io::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Whether SIGHUP is ignored, as under `nohup`: then the run continues when the terminal is closed.
+/// Returns whether SIGHUP is ignored, as under `nohup`. If it is, the run continues when the terminal is closed.
 fn ignores_hang_up() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
-    // One bit per signal; SIGHUP is the first.
+    // The mask has one bit per signal. SIGHUP is the first.
     ignored.is_some_and(|ignored| ignored & 1 == 1)
 }
 
@@ -145,7 +146,7 @@ async fn measure(bench: &Arc<Bench>, options: RunOptions, stop: impl Future<Outp
         bench.progress.suite(suite.name);
         let started = clock::monotonic();
         let here = bench.clone();
-        // A task of its own, so that a panic does not prevent the removal of the workspace.
+        // The suite runs in a task of its own, so that a panic does not prevent the removal of the workspace.
         let mut measuring = tokio::spawn(async move { (suite.run)(&here).await });
         let found = tokio::select! {
             found = &mut measuring => found.unwrap_or_else(|e| Err(e.into())),
@@ -171,7 +172,7 @@ async fn measure(bench: &Arc<Bench>, options: RunOptions, stop: impl Future<Outp
         let (name, about) = (suite.name.into(), suite.about.into());
         report.suites.push(Suite { name, about, seconds, findings: found.findings, charts: found.charts, problem });
     }
-    // Listed last, because the problems of the peers are now known.
+    // The peers are listed last, because their problems are known only now.
     report.peers = bench.peers.listed();
     Ok(report)
 }

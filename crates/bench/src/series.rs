@@ -1,11 +1,11 @@
-//! Repeated measurements: median and spread, and a finding of two of them.
+//! Repeated measurements: median and spread, and a finding that compares two series.
 
 use std::time::Duration;
 
 use crate::report::{Finding, Series, Threshold};
 
 impl Series {
-    /// A series of measurements, in the order in which they were made.
+    /// Creates a series of measurements, in the order in which they were made.
     pub fn of(name: impl Into<String>, unit: impl Into<String>, values: Vec<f64>) -> Self {
         let mut sorted = values.clone();
         sorted.sort_by(f64::total_cmp);
@@ -20,7 +20,7 @@ impl Series {
 }
 
 impl Finding {
-    /// The median of ours divided by the median of the other side.
+    /// Compares the median of Postcommit with the median of the other side, as a ratio.
     pub fn ratio(id: &str, what: impl Into<String>, ours: Series, against: Series) -> Self {
         let figure = ours.median / against.median;
         Self {
@@ -41,7 +41,7 @@ impl Finding {
         Self { id: id.into(), what: what.into(), ours, against: None, figure, bar: None, held: None, note: None }
     }
 
-    /// A bar that could not be judged, because there is nothing to compare with, and why.
+    /// Creates a finding whose bar could not be judged, because there is nothing to compare with. `why` has the reason.
     pub fn unjudged(
         id: &str,
         what: impl Into<String>,
@@ -68,7 +68,7 @@ impl Finding {
 }
 
 impl Threshold {
-    /// Whether the figure reaches the bar. A figure that could not be measured does not.
+    /// Returns whether the figure reaches the bar. A figure that could not be measured does not.
     pub fn holds(self, figure: f64) -> bool {
         match self {
             Self::AtLeast(least) => figure >= least,
@@ -77,7 +77,7 @@ impl Threshold {
     }
 }
 
-/// The rate per second.
+/// Returns the rate per second.
 pub fn rate(count: u64, took: Duration) -> f64 {
     count as f64 / took.as_secs_f64()
 }

@@ -48,9 +48,9 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Inf
 /// A request that arrived.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrival {
-    /// When its first bytes arrived.
+    /// When the first bytes of the request arrived.
     pub at: Instant,
-    /// Whether it was sent to [`Arrivals::urgent_url`].
+    /// Whether the request was sent to [`Arrivals::urgent_url`].
     pub urgent: bool,
 }
 
@@ -123,7 +123,7 @@ async fn receive(mut stream: TcpStream, tell: mpsc::UnboundedSender<Arrival>) {
     }
 }
 
-/// Whether the head and the body are complete.
+/// Returns whether the head and the body are complete.
 fn is_complete(request: &[u8]) -> bool {
     let Some(end) = request.windows(4).position(|window| window == b"\r\n\r\n") else { return false };
     let head = String::from_utf8_lossy(&request[..end]).to_ascii_lowercase();

@@ -46,7 +46,7 @@ pub struct SuiteSpec {
     pub name: &'static str,
     /// A description in one sentence.
     pub about: &'static str,
-    /// The bars, in words.
+    /// The bars of the suite, in words.
     pub bars: &'static str,
     /// The databases that the suite supports.
     pub fits: Fits,

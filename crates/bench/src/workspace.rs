@@ -1,5 +1,5 @@
-//! The workspace of a run: a private database or file, made for the run and removed after it. Nothing of the user's is
-//! touched.
+//! The workspace of a run: a private database or file, created for the run and removed after it. Data of the user is
+//! not changed.
 
 mod folder;
 pub mod postgres;
@@ -20,7 +20,7 @@ use folder::Folder;
 /// A private database and a folder.
 pub struct Workspace {
     backend: Backend,
-    /// Holds the secrets key and, on SQLite, the database.
+    /// The folder of the secrets key and, on SQLite, of the database.
     folder: Folder,
 }
 
@@ -33,13 +33,13 @@ pub enum Backend {
 }
 
 impl Workspace {
-    /// Makes a workspace on the server, or beside the file, that the settings name.
+    /// Creates a workspace on the server that the settings name, or next to the SQLite file.
     pub async fn make(settings: &Settings) -> Result<Self, Failure> {
         match Address::parse(&settings.database.url)? {
             Address::Postgres(url) => {
                 let postgres = postgres::PostgresWorkspace::make(&url).await?;
                 let folder = Folder::make_in(&std::env::temp_dir());
-                // When the folder cannot be made, the database must be removed again.
+                // When the folder cannot be created, the database must be removed again.
                 let folder = match folder {
                     Ok(folder) => folder,
                     Err(failure) => return postgres.remove().await.and(Err(failure)),

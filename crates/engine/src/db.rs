@@ -56,7 +56,7 @@ pub enum DbError {
         /// The schema version that this program needs.
         needed: i32,
     },
-    /// The functions, triggers and views are those of another version of this program.
+    /// The functions, triggers and views in the database belong to another version of this program.
     #[error(
         "the SQL functions and views in the database are of another version of postcommit; run `postcommit migrate`"
     )]
@@ -72,14 +72,14 @@ pub enum DbError {
         /// The message of the database.
         message: String,
     },
-    /// A value in the database has another type than its column should have.
+    /// A value in the database does not have the expected type.
     #[error("unexpected data from the database: {0}")]
     Unreadable(String),
 }
 
 impl DbError {
-    /// Returns whether the database refuses our login: it may not log in, or lacks a privilege. Only an administrator can
-    /// change that. A row that the wall between tenants refuses is not meant, because its cause is in this program.
+    /// Returns whether this login may not connect or lacks a privilege. Only an administrator can change that. Returns
+    /// false if row-level security refused a row, because the cause is then in this program.
     #[must_use]
     pub fn is_lack_of_rights(&self) -> bool {
         const INSUFFICIENT_PRIVILEGE: &str = "42501";
@@ -136,14 +136,14 @@ impl Db {
         }
     }
 
-    /// On SQLite, moves the write-ahead log into the file, for the end of a process.
+    /// On SQLite, moves the write-ahead log into the file. Call it when the process ends.
     pub fn settle_file(&self) {
         if let Self::Sqlite(db) = self {
             db.checkpoint();
         }
     }
 
-    /// `postgres` or `sqlite`.
+    /// Returns the kind of the database, `postgres` or `sqlite`.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Postgres(_) => "postgres",
@@ -151,7 +151,7 @@ impl Db {
         }
     }
 
-    /// How often the database was called since it was opened.
+    /// Returns how often the database was called since it was opened.
     pub fn trips(&self) -> Trips {
         match self {
             Self::Postgres(db) => db.counter.read(),
@@ -159,7 +159,7 @@ impl Db {
         }
     }
 
-    /// Measurements of the connection pools. Empty on SQLite, which has no pool to wait for.
+    /// Returns the measurements of the connection pools. Empty on SQLite, which has no connection pool.
     pub fn pools(&self) -> Vec<postgres::PoolReading> {
         match self {
             Self::Postgres(db) => db.pools(),
@@ -179,8 +179,8 @@ impl Db {
         }
     }
 
-    /// As [`Db::query`], for a statement whose text is built for each call. It is planned with its parameters and not
-    /// kept prepared: there are more such texts than a connection should cache.
+    /// Runs a query like [`Db::query`], for a statement whose text is built for each call. The statement is planned
+    /// with its parameters and not kept prepared, because there are more such texts than a connection should cache.
     pub async fn query_once(&self, sql: &str, parameters: Vec<Value>) -> Result<Vec<Row>, DbError> {
         match self {
             Self::Postgres(db) => db.query_once(&postgres::dialect(sql), &parameters).await,
@@ -189,19 +189,20 @@ impl Db {
         }
     }
 
-    /// Runs writing statements in one transaction. Returns how many rows each statement touched. On an error nothing
+    /// Runs writing statements in one transaction. Returns how many rows each statement changed. On an error nothing
     /// was written.
     pub async fn execute(&self, statements: Vec<Statement>) -> Result<Vec<u64>, DbError> {
         self.execute_while(statements, usize::MAX).await
     }
 
-    /// As [`Db::execute`], but if the statement at index `deciding` touches no row, the statements after it are
-    /// skipped. Returns whether it touched a row.
+    /// Runs statements like [`Db::execute`]. If the statement at index `deciding` changes no row, the statements after
+    /// it are skipped. Returns whether that statement changed a row.
     pub async fn execute_if(&self, statements: Vec<Statement>, deciding: usize) -> Result<bool, DbError> {
         Ok(self.execute_while(statements, deciding).await?.get(deciding).is_some_and(|rows| *rows > 0))
     }
 
-    /// As [`Db::execute_if`]. Returns how many rows each statement touched that was not skipped.
+    /// Runs statements like [`Db::execute_if`]. Returns how many rows each statement changed, without the skipped
+    /// statements.
     pub(crate) async fn execute_while(&self, statements: Vec<Statement>, deciding: usize) -> Result<Vec<u64>, DbError> {
         match self {
             Self::Postgres(db) => db.execute(&statements, deciding).await,
@@ -209,7 +210,7 @@ impl Db {
         }
     }
 
-    /// An SQL expression: the database's clock plus the seconds in parameter number `place`.
+    /// Returns the SQL expression for the database's clock plus the seconds in parameter number `place`.
     pub(crate) fn seconds_from_now(&self, place: usize) -> String {
         match self {
             Self::Postgres(_) => format!("clock_timestamp() + ${place}::float8 * interval '1 second'"),
@@ -217,7 +218,7 @@ impl Db {
         }
     }
 
-    /// Runs one writing statement. Returns how many rows it touched.
+    /// Runs one writing statement. Returns how many rows it changed.
     pub async fn execute_one(&self, sql: &str, parameters: Vec<Value>) -> Result<u64, DbError> {
         Ok(self.execute(vec![(sql.to_owned(), parameters)]).await?.first().copied().unwrap_or(0))
     }

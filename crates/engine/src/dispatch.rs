@@ -7,7 +7,7 @@
 //! - `local_close`: lanes and hosts whose pause or hold could not be written to the database;
 //! - `permits`: the permits of rate-limited lanes, as far as this process knows them;
 //! - `batch`: a claimed batch of one lane, until its deliveries are expanded or sent;
-//! - `expander`: turns notifications into deliveries; `lookup`: reads users and lists; `content`: which templates are;
+//! - `expander`: turns notifications into deliveries; `lookup`: reads users and lists; `content`: the index of templates;
 //! - `attempt`: the pipeline of one delivery; `templates`: compiled versions, and the threads that render;
 //! - `links`: signs the unsubscribe links of a batch;
 //! - `settler`: writes the results of all lanes in batches; sends stop when too many results wait to be written;
@@ -101,18 +101,18 @@ const FAREWELL: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Tools {
     pub store: Store,
-    /// Makes the outgoing connections.
+    /// Opens the outgoing connections.
     pub egress: Egress,
     /// The source of the key that decrypts providers' secrets.
     pub keys: KeySource,
-    /// Which sends the capture driver fails on purpose. Set by an environment variable.
+    /// The sends that the capture driver fails on purpose. Set by an environment variable.
     pub capture_fail_on: FailOn,
     /// The URL of the server for people, without a slash at its end. Empty if it is not set; templates then have no
     /// unsubscribe links.
     pub public_url: String,
     /// The section `[dispatch]` of the settings.
     pub settings: DispatchSettings,
-    /// After how long a delivery counts as stuck, and how long roll-ups are kept.
+    /// The time after which a delivery counts as stuck, and how long roll-ups are kept.
     pub kpi: KpiSettings,
     pub metrics: Metrics,
     /// Exports spans; off by default.
@@ -136,7 +136,7 @@ type Claimed = (Delivery, Arc<StoredNotification>);
 /// Notifications by their ids.
 type Notes = FastMap<Uuid, Arc<StoredNotification>>;
 
-/// The result of one look for due work in the queue.
+/// The result of one check of the queue for due work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Looked {
     /// Work was started.
@@ -170,21 +170,21 @@ pub struct Dispatcher {
     worker: Uuid,
     lanes: Lanes,
     idle_until: Option<Instant>,
-    /// The last look for due work found some.
+    /// Whether the last check of the queue found due work.
     busy: bool,
-    /// The search has not covered all lanes yet.
+    /// Whether the search has not covered all lanes yet.
     searching: bool,
-    /// When a look for due work last found some.
+    /// When a check of the queue last found due work.
     worked_at: Option<Instant>,
     /// Receives the request to stop. `None` until the dispatcher runs.
     stop: Option<watch::Receiver<Stop>>,
     refreshed_at: Option<Instant>,
-    /// Providers whose secrets this process cannot open, as last written to the store.
+    /// Providers whose secrets this process cannot decrypt, as last written to the store.
     unopened: Vec<Unopened>,
 }
 
 impl Dispatcher {
-    /// Makes a dispatcher and loads its lanes.
+    /// Creates a dispatcher and loads its lanes.
     pub async fn new(tools: Tools) -> Result<Self, DbError> {
         let stir = Arc::new(Notify::new());
         let leases = Arc::new(Leases::default());
@@ -247,25 +247,24 @@ impl Dispatcher {
                     tokio::time::sleep(jittered(self.interval())).await;
                 }
             }
-            // Without the settler no result is written, while leases are still renewed forever. So the process must
-            // end.
-            assert!(!self.crew.settler.is_gone(), "the task that writes the results of sends has ended");
+            // Without the settler no result is written, but leases are renewed forever. So the process must end.
+            assert!(!self.crew.settler.is_gone(), "the task that writes results has ended; restart postcommit");
         }
         quiet.store(true, Ordering::Relaxed);
         self.drain(stop).await;
         self.crew.tools.metrics.dispatchers.add(-1);
         renewing.abort();
-        // The wait is bounded because the database may be unreachable. Then the worker's heartbeat runs out by itself.
+        // The wait is bounded, because the heartbeat runs out by itself if the database is unreachable.
         let _ = tokio::time::timeout(FAREWELL, present).await;
     }
 
-    /// Makes one bounded pass: over everything due now, or over one notification (tenant and id) whether due or not.
+    /// Runs one bounded pass: over everything due now, or over one notification (tenant and id) whether due or not.
     /// Returns when no delivery that the pass began is in flight any more.
     pub async fn pass(&mut self, only: Option<(i32, Uuid)>) -> Result<(), DbError> {
         self.pass_until(only, None).await.map(drop)
     }
 
-    /// Makes a pass over everything due now. It claims nothing more after `bound`. Returns true when due work may be
+    /// Runs a pass over everything due now. It claims nothing more after `bound`. Returns true when due work may be
     /// left.
     pub async fn pass_for(&mut self, bound: Duration) -> Result<bool, DbError> {
         self.pass_until(None, Some(clock::monotonic() + bound)).await
@@ -295,14 +294,14 @@ impl Dispatcher {
         // Work that becomes due during the pass, such as a retry, is left for the next pass. Otherwise a pass might
         // never end.
         let started = self.crew.tools.store.now().await?;
-        // SQLite's clock counts milliseconds. Without this wait, a row that is put off to the present millisecond would
+        // SQLite's clock counts milliseconds. Without this wait, a row that is put off to the current millisecond would
         // still count as due in this pass.
         tokio::time::sleep(TICK).await;
         loop {
             if end.is_some_and(|end| clock::monotonic() >= end) {
                 return Ok(true);
             }
-            // `quiet` is read before the look, because a send in flight may put a row into a lane after the look.
+            // `quiet` is read before the check, because a send in flight may put a row into a lane after the check.
             let quiet = self.is_quiet();
             let looked = match only {
                 None => self.round(Some(started)).await?,
@@ -379,8 +378,8 @@ impl Dispatcher {
         if self.busy {
             self.worked_at = Some(clock::monotonic());
         }
-        // Under load not every look searches. So one more look follows, and it searches from the start. It does not
-        // wait for a deferred search.
+        // Under load, some checks of the queue do not search for other lanes. One more check then follows, and it
+        // searches from the start. It does not wait for a deferred search.
         let is_over = self.lanes.is_through() || self.lanes.next_search_at().is_some();
         self.searching = begun + paced == 0 && !full && !was_busy && !is_over;
         Ok(match begun + paced {
@@ -391,7 +390,7 @@ impl Dispatcher {
         })
     }
 
-    /// Makes one claim and starts the claimed deliveries. Adds the lanes that the search found to `beside`. Returns how
+    /// Runs one claim and starts the claimed deliveries. Adds the lanes that the search found to `beside`. Returns how
     /// many deliveries were started.
     async fn claim(
         &mut self,
@@ -520,8 +519,8 @@ impl Dispatcher {
         Ok(begun)
     }
 
-    /// Marks this dispatcher idle in the database, unless its mark is still fresh. Returns true when one more look is
-    /// needed, for commits between the last look and the mark.
+    /// Marks this dispatcher idle in the database, unless its mark is still fresh. Returns true when the queue must be
+    /// checked once more, for commits between the last check and the mark.
     async fn fall_idle(&mut self) -> bool {
         const NAP: Duration = Duration::from_secs(60);
         let now = clock::monotonic();

@@ -1,4 +1,4 @@
-//! Live inboxes: an open page learns of changes within a moment, whichever process made them.
+//! Live inboxes: an open page is notified of changes within a moment, regardless of which process made them.
 //!
 //! One task per process watches the inboxes of all open pages. A signal of the database wakes the task, and it reads
 //! the positions of the signalled inboxes. It also polls every second, in case a signal is lost. A page then reads its
@@ -187,7 +187,7 @@ impl Watcher {
     }
 }
 
-/// Computes the payload of a user's signal, as `inbox_moved` in migrations/postgres/0013_settings.sql does.
+/// Computes the payload of a user's signal, like `inbox_moved` in migrations/postgres/functions/inbox.sql.
 fn payload_of(key: &[u8], (tenant, user): &User) -> String {
     let inner = Sha256::new().chain_update(key).chain_update(format!("{tenant}:{user}")).finalize();
     let hash = Sha256::new().chain_update(key).chain_update(inner).finalize();

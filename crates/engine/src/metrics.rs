@@ -103,9 +103,9 @@ pub struct Instruments {
     pub looked_at: Gauge,
     http: Mutex<BTreeMap<RequestLabels, Counter>>,
     http_seconds: Mutex<BTreeMap<String, Histogram<14>>>,
-    /// Open HTTP connections.
+    /// The number of open HTTP connections.
     pub connections: Gauge,
-    /// Open event streams.
+    /// The number of open event streams.
     pub streams: Gauge,
     /// Spans that the collector accepted.
     pub spans_exported: Counter,

@@ -1,8 +1,8 @@
-//! The store: what the product keeps, by noun. Both databases must behave alike: the conformance suite in
-//! `tests/it/store` runs on both.
+//! The store: the data of the product, with one module per noun. Both databases must behave alike: the conformance
+//! suite in `tests/it/store` runs on both.
 //!
-//! The hot path is [`Store::claim`], [`Store::announce`], [`Store::expand`] and [`Store::settle`]. There each database
-//! has its own text, side by side. Everything else is written once.
+//! The hot path is [`Store::claim`], [`Store::announce`], [`Store::expand`] and [`Store::settle`]. Its statements are
+//! written once for each database, side by side. All other statements are written once.
 
 mod acts;
 mod audience;
@@ -111,7 +111,7 @@ pub struct Store {
     /// The actor that the audit log names for changes through this handle.
     actor: Arc<Actor>,
     marks: Arc<Mutex<Marks>>,
-    /// SQLite: whether the last claim found deliveries.
+    /// On SQLite, whether the last claim found deliveries.
     found: Arc<AtomicBool>,
 }
 
@@ -131,14 +131,16 @@ impl Store {
         })
     }
 
-    /// A handle whose changes the audit log attributes to `actor`. Without this call they are attributed to the system.
+    /// Returns a handle whose changes the audit log attributes to `actor`. Without this call they are attributed to the
+    /// system.
     pub fn by(&self, actor: Actor) -> Self {
         Self { actor: actor.into(), ..self.clone() }
     }
 
-    /// A handle for one tenant. On PostgreSQL its statements run as the tenant role, and row-level security hides rows
-    /// of other tenants. The first wall is the tenant that every method takes as a parameter; SQLite has no second one.
-    /// Enqueueing and the hot path do not work on such a handle: they use functions and connections of all tenants.
+    /// Returns a handle for one tenant. On PostgreSQL its statements run as the tenant role, and row-level security
+    /// hides rows of other tenants. The first protection is the tenant that every method takes as a parameter; SQLite
+    /// has only this one. Enqueueing and the hot path do not work on such a handle, because they use functions and
+    /// connections of all tenants.
     pub fn of_tenant(&self, tenant: i32) -> Self {
         Self { db: self.db.of_tenant(tenant), ..self.clone() }
     }
@@ -151,12 +153,12 @@ impl Store {
         self.db.check_isolation().await
     }
 
-    /// The database below the store, for migrations.
+    /// Returns the database below the store, for migrations.
     pub fn db(&self) -> &Db {
         &self.db
     }
 
-    /// The PostgreSQL statements of the hot path, for a test that checks their plans.
+    /// Returns the PostgreSQL statements of the hot path, for a test that checks their plans.
     #[doc(hidden)]
     pub fn hot_statements() -> [(&'static str, &'static str); 18] {
         [

@@ -1,9 +1,9 @@
-//! Links by which a person stops messages with one click and without signing in (RFC 8058).
+//! Links with which a person stops messages with one click and without signing in (RFC 8058).
 //!
-//! The token of a link is base64url of: a version, the tenant's number, what to stop as JSON, and an HMAC-SHA256 of all
-//! these with the key that also signs the tenant's user tokens. Nothing is stored. The same link is always the same
-//! text, so that a message that is rendered again has the same bytes. A link does not expire, because a message may be
-//! kept for years.
+//! The token of a link is base64url of: a version, the tenant's number, the messages to stop as JSON, and an
+//! HMAC-SHA256 of all these with the key that also signs the tenant's user tokens. Nothing is stored. The same link is
+//! always the same string, so that a message that is rendered again has the same bytes. A link does not expire, because
+//! a message may be kept for years.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -21,31 +21,32 @@ const HEAD_BYTES: usize = 1 + 4;
 const MAC_BYTES: usize = 32;
 /// The most characters of a token.
 const MAX_CHARS: usize = 8192;
-/// Keeps these signatures apart from those of user tokens, which have the same key.
+/// Separates these signatures from the signatures of user tokens, which use the same key.
 const PURPOSE: &[u8] = b"unsubscribe";
-/// The author of the preference or suppression that a link makes.
+/// The author of the preference or suppression that a link creates.
 const AUTHOR: &str = "unsubscribe link";
 
-/// Who gets no more messages.
+/// The recipient that an unsubscribe link is for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Who {
-    /// A user: a preference is set.
+    /// A user. Using the link stores a preference of this user.
     User(String),
-    /// An address of nobody in particular: it is suppressed on the channel.
+    /// An address that belongs to no user. Using the link suppresses it on the channel.
     Address(String),
 }
 
-/// What a link stops.
+/// The messages that an unsubscribe link stops.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unsubscribe {
     /// The tenant's number.
     pub tenant: i32,
-    /// Who gets no more messages.
+    /// The recipient that unsubscribes.
     pub who: Who,
-    /// Of which event type. `*` is every event type. An address is suppressed for every event type.
+    /// The event type whose messages are stopped. `*` means every event type. An address is suppressed for every event
+    /// type.
     pub event_type: String,
-    /// On which channel. `*` is every channel.
+    /// The channel on which messages are stopped. `*` means every channel.
     pub channel: String,
 }
 
@@ -53,7 +54,7 @@ impl Unsubscribe {
     /// Checks every field by the rules for preferences and suppressions.
     ///
     /// # Errors
-    /// Names the field, the problem and what is allowed.
+    /// Names the field, the problem and the allowed values.
     pub async fn check(&self, store: &Store) -> Result<(), EditError> {
         match &self.who {
             Who::User(id) => {
@@ -61,19 +62,20 @@ impl Unsubscribe {
                 self.preference().check("")
             }
             Who::Address(_) if self.event_type != ANY => Err(EditError::Refused(
-                "event_type: is given for an address, which is suppressed for all of them".into(),
+                "event_type: must be \"*\" for an address, because an address is suppressed for every event type"
+                    .into(),
             )),
             Who::Address(address) => self.suppression(address).check(store.now().await?),
         }
     }
 
-    /// The link on the server with this URL, signed with the tenant's key.
+    /// Returns the link on the server with this URL, signed with the tenant's key.
     #[must_use]
     pub fn url(&self, server: &str, key: &[u8]) -> String {
         format!("{}/u/{}", server.trim_end_matches('/'), self.sign(key))
     }
 
-    /// The token of the link.
+    /// Returns the token of the link.
     pub async fn token(&self, store: &Store) -> Result<String, DbError> {
         let key = store.inbox_token_key_or(self.tenant, random()).await?;
         Ok(self.sign(&key.key))
@@ -97,7 +99,7 @@ impl Unsubscribe {
         Ok(verified(&signed, &mac, tenant, &key.key))
     }
 
-    /// Sets the preference or makes the suppression. Doing it again changes nothing.
+    /// Stores the preference or creates the suppression. A repeated call changes nothing.
     pub async fn apply(&self, store: &Store) -> Result<(), EditError> {
         let store = store.of_tenant(self.tenant).by(Actor::new(AUTHOR));
         match &self.who {
@@ -132,7 +134,7 @@ fn mac(key: &[u8], bytes: &[u8]) -> Option<Hmac<Sha256>> {
     Some(mac)
 }
 
-/// The signed bytes and the signature, which is not verified yet.
+/// Returns the signed bytes and the signature, which is not verified yet.
 fn parts(token: &str) -> Option<(Vec<u8>, Vec<u8>)> {
     let mut signed = URL_SAFE_NO_PAD.decode(Some(token).filter(|token| token.len() <= MAX_CHARS)?).ok()?;
     let at = signed.len().checked_sub(MAC_BYTES).filter(|at| *at > HEAD_BYTES)?;
@@ -140,7 +142,7 @@ fn parts(token: &str) -> Option<(Vec<u8>, Vec<u8>)> {
     (signed[0] == VERSION).then_some((signed, mac))
 }
 
-/// What was signed, if it was signed with this key. The comparison takes constant time.
+/// Returns the content of a token that was signed with this key. The comparison takes constant time.
 fn verified(signed: &[u8], signature: &[u8], tenant: i32, key: &[u8]) -> Option<Unsubscribe> {
     mac(key, signed)?.verify_slice(signature).ok()?;
     let (who, event_type, channel) = serde_json::from_slice(&signed[HEAD_BYTES..]).ok()?;

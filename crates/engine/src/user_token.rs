@@ -44,19 +44,19 @@ pub struct Bearer {
     pub left: Duration,
 }
 
-/// A user token.
+/// A user token and its expiry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UserToken {
-    /// For the user's browser: opens this inbox and nothing else.
+    /// The token for the user's browser. It opens this user's inbox and nothing else.
     #[cfg_attr(feature = "openapi", schema(example = "pcu_…"))]
     pub token: String,
-    /// When it expires.
+    /// When the token expires.
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub expires_at: Timestamp,
 }
 
-/// Why a token was not created or not accepted.
+/// The reason why a token was not created or not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// The token was valid and has expired.

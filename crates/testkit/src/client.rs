@@ -47,7 +47,7 @@ impl HttpClient {
     /// Sends a GET request.
     ///
     /// # Panics
-    /// When no complete response arrives. All other methods that do not return a `Result` panic then, too.
+    /// When no complete response arrives. The same applies to all other methods that do not return a `Result`.
     pub fn get(&self, path: &str) -> HttpResponse {
         self.send("GET", path, None)
     }

@@ -51,7 +51,7 @@ impl Postgres {
     /// # Panics
     /// When the cluster cannot be reached or refuses.
     pub async fn database(&self) -> TestDatabase {
-        // Uses template0, because CREATE DATABASE cannot copy a template with open sessions, and template1 may have
+        // template0 is used, because CREATE DATABASE cannot copy a template with open sessions, and template1 may have
         // some.
         self.database_with("TEMPLATE template0 ENCODING 'UTF8'").await
     }
@@ -67,7 +67,7 @@ impl Postgres {
     }
 
     /// Creates a copy of a template database. Dropping the value drops the copy. If no template exists for this
-    /// `fingerprint`, `prepare` makes it in an empty database whose URL it gets. The fingerprint must change when
+    /// `fingerprint`, `prepare` creates it in an empty database whose URL it gets. The fingerprint must change when
     /// `prepare` changes.
     ///
     /// The names of the product's roles contain the OID of their database. The template has no such roles, so the copy
@@ -173,7 +173,7 @@ type AnyError = Box<dyn std::error::Error + Send + Sync>;
 /// Drops a database or role on another thread, and waits for it. A failure is only printed, because the cluster may
 /// have stopped. The cluster is deleted at the end of the run anyway.
 fn drop_in_background(name: &str, work: impl Future<Output = Result<(), AnyError>> + Send + 'static) {
-    // Uses its own thread and runtime, because the test's runtime cannot be blocked on here.
+    // The drop runs on its own thread and runtime, because the test's runtime cannot be blocked on here.
     let dropper = std::thread::spawn(move || Builder::new_current_thread().enable_all().build()?.block_on(work));
     match dropper.join() {
         Ok(Ok(())) => {}

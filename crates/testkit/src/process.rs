@@ -60,7 +60,7 @@ impl Child {
         Self { name, pid, shared, waiter: Some(waiter) }
     }
 
-    /// The process id.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.pid
     }
@@ -78,7 +78,7 @@ impl Child {
         self.wait_for_lines(needle, 1).remove(0)
     }
 
-    /// Like [`Child::wait_for_line`], but returns `None` when the output ends without such a line.
+    /// Waits like [`Child::wait_for_line`], but returns `None` when the output ends without such a line.
     ///
     /// # Panics
     /// After [`GUARD`]; the message shows the output.
@@ -114,7 +114,8 @@ impl Child {
     pub fn stop(&self) {
         self.signal("STOP");
         let deadline = Instant::now() + GUARD;
-        // Polls, because the kernel reports a stop only to the parent's `waitpid`, which is not available without libc.
+        // The state is polled, because the kernel reports a stop only to the parent's `waitpid`, which is not available
+        // without libc.
         while self.run_state() != Some('T') {
             assert!(Instant::now() < deadline, "{} did not stop", self.name);
             thread::sleep(Duration::from_millis(1));
@@ -136,7 +137,7 @@ impl Child {
         if self.shared.state().exit.is_some() {
             return;
         }
-        // Uses the shell's built-in `kill`, because a minimal Debian has no /bin/kill.
+        // The shell's built-in `kill` is used, because a minimal Debian has no /bin/kill.
         let _ = Command::new("sh")
             .args(["-c", "kill -s \"$0\" \"$1\"", name])
             .arg(self.pid.to_string())
@@ -167,7 +168,7 @@ impl Child {
     fn fail(&self, state: MutexGuard<'_, ChildState>, wanted: &str) -> ! {
         let output = state.lines.join("\n");
         let exit = state.exit;
-        // Released before the panic, because a panic with the lock held would poison it for `drop`.
+        // The lock is released before the panic, because a panic with the lock held would poison it for `drop`.
         drop(state);
         panic!("{}: waited for {wanted}; exit: {exit:?}; output:\n{output}", self.name);
     }
@@ -201,7 +202,7 @@ impl SharedChildState {
 }
 
 impl ChildState {
-    /// Whether no further line can arrive.
+    /// Returns whether no further line can arrive.
     fn finished(&self) -> bool {
         self.exit.is_some() && self.open == 0
     }

@@ -28,7 +28,7 @@ pub enum ProxyMode {
 pub struct Proxy {
     addr: SocketAddr,
     shared: Arc<ProxyState>,
-    // Declared last, so that it is dropped last.
+    // This field is declared last, so that it is dropped last.
     _background: Background,
 }
 
@@ -122,10 +122,10 @@ async fn relay(client: TcpStream, target: SocketAddr, mut setting: watch::Receiv
     }
 }
 
-/// An error that means: the connection must be reset.
+/// An error after which the connection must be reset.
 struct Reset;
 
-/// Copies the bytes of one direction until the sender closes it, as far as the mode allows.
+/// Copies the bytes of one direction until the sender closes it. The mode may hold them back or stop them.
 async fn pump(
     mut from: ReadHalf<'_>,
     mut to: WriteHalf<'_>,

@@ -21,8 +21,8 @@ pub struct Receiver {
     path: PathBuf,
 }
 
-/// A fault in the answers of a [`Receiver`]. The request is written to the journal in any case. So it has taken effect,
-/// but the sender cannot know that.
+/// A fault in the answers of a [`Receiver`]. The request is written to the journal in any case. So the request has
+/// taken effect, but the sender cannot know that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fault {
     /// Every request is answered with 200.

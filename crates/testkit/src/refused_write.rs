@@ -9,7 +9,7 @@ pub const REFUSED: &str = "refused by the test";
 pub struct RefusedWrite {
     /// The table's name without schema or prefix.
     pub table: &'static str,
-    /// `INSERT`, `UPDATE` or `DELETE`.
+    /// The event: `INSERT`, `UPDATE` or `DELETE`.
     pub event: &'static str,
     /// The condition on `OLD` and `NEW`, in SQL that both databases accept.
     pub when: &'static str,

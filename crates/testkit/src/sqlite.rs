@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-/// Makes `path` a copy of a prepared file. If no file exists for this `fingerprint`, `prepare` makes it at the path
-/// that it is given. It must leave no other files beside it, such as a WAL. The fingerprint must change when `prepare`
+/// Makes `path` a copy of a prepared file. If no file exists for this `fingerprint`, `prepare` creates it at the path
+/// that it is given. It must leave no other files next to it, such as a WAL. The fingerprint must change when `prepare`
 /// changes.
 ///
 /// # Panics

@@ -1,7 +1,7 @@
 //! Bare SQL on SQLite: rusqlite, prepared statements, WAL mode with `synchronous = FULL`, one thread.
 //!
-//! The design is the one on PostgreSQL: a queue for live rows and a ledger for finished ones, claimed under a lease and
-//! settled with an attempt row each.
+//! The design is the same as on PostgreSQL: a queue for live rows and a ledger for finished ones, claimed under a lease
+//! and settled with an attempt row each.
 
 use std::path::Path;
 use std::time::Duration;

@@ -14,7 +14,7 @@ pub async fn post(port: u16, count: u64, connections: u64) -> Result<Duration, F
     pump(&format!("127.0.0.1:{port}"), count, connections, StatusCode::OK, move |i| request(port, i)).await
 }
 
-/// A request with as many headers and bytes as the webhook driver sends. The signature is a fixed text.
+/// A request with as many headers and bytes as the webhook driver sends. The signature is a fixed string.
 fn request(port: u16, i: u64) -> Result<Post, Failure> {
     let body = format!(
         "{{\"type\":\"bench.booking\",\"timestamp\":\"2031-05-04T10:00:00.000000Z\",\"data\":{},\"id\":\"01960000-0000-7000-8000-{i:012x}\",\

@@ -1,4 +1,4 @@
-//! The drawings of a report: a figure beside its bar, and measured values on a scale.
+//! The drawings of a report: a figure compared with its bar, and measured values on a scale.
 
 use postcommit_server::ui::chart::{Scale, drawing, mark, segment, side, text, ticks_across};
 

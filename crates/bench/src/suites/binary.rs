@@ -41,7 +41,7 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     Ok(SuiteFindings { findings: vec![size, start], charts: vec![] })
 }
 
-/// Whether a 64-bit ELF file has a symbol table. `None` for any other file.
+/// Returns whether a 64-bit ELF file has a symbol table. `None` for any other file.
 fn has_symbols(program: &[u8]) -> Option<bool> {
     const SYMBOLS: u32 = 2;
     let number = |at: usize, bytes: usize| -> Option<u64> {

@@ -1,5 +1,5 @@
-//! `doorbell`: what waking a dispatcher costs a commit. NOTIFY takes a lock that all commits share. Postcommit sends
-//! NOTIFY only when a dispatcher is idle.
+//! `doorbell`: how much waking a dispatcher costs a commit. NOTIFY takes a lock that all commits share. Postcommit
+//! sends NOTIFY only when a dispatcher is idle.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -48,7 +48,8 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     Ok(SuiteFindings { findings: vec![finding.must(Threshold::AtLeast(0.9))], charts: vec![] })
 }
 
-/// Commits per second while a dispatcher runs. The database is new each time, so the view need not be restored.
+/// Returns the commits per second while a dispatcher runs. The database is new each time, so the view need not be
+/// restored.
 async fn commits(bench: &Bench, mute: bool) -> Result<f64, Failure> {
     bench.progress.step(if mute { "without the wake-up by NOTIFY" } else { "with the wake-up by NOTIFY" });
     let store = dispatcher::warm_store(bench).await?;
@@ -62,8 +63,8 @@ async fn commits(bench: &Bench, mute: bool) -> Result<f64, Failure> {
     Ok(rate)
 }
 
-/// Counts commits after the dispatcher has begun to deliver. Without a doorbell it idles at first, which would favour
-/// that side.
+/// Counts commits after the dispatcher has begun to deliver. Without NOTIFY the dispatcher is idle at first, which
+/// would favour that side.
 async fn commit_for(bench: &Bench, running: &RunningDispatcher, span: Duration) -> Result<f64, Failure> {
     let (over, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let mut working = JoinSet::new();

@@ -12,7 +12,7 @@ use crate::run::Bench;
 
 pub const SUITE: SuiteSpec = SuiteSpec {
     name: "growth",
-    about: "delivers 50,000 beside 5,000,000 finished deliveries, and 50,000 of a backlog of 1,000,000, against the \
+    about: "delivers 50,000 next to 5,000,000 finished deliveries, and 50,000 of a backlog of 1,000,000, against the \
         same in an empty database",
     bars: "P6 history ≥ 0.9; P6 backlog ≥ 0.9",
     fits: Fits::Postgres,
@@ -75,7 +75,7 @@ async fn fed(bench: &Bench, store: &Store) -> Result<f64, Failure> {
 }
 
 async fn beside_history(bench: &Bench) -> Result<f64, Failure> {
-    bench.progress.step("beside history");
+    bench.progress.step("next to history");
     bench.workspace.postgres()?.bring_back("history").await?;
     let store = bench.workspace.store().await?;
     dispatcher::warm_up(bench, &store, &Load::captured()).await?;

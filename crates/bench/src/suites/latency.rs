@@ -1,5 +1,5 @@
 //! `latency`: the time from an application's COMMIT to the first bytes of the request at the receiver, on an idle
-//! system and beside a backlog.
+//! system and during a backlog.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::workspace::Backend;
 pub const SUITE: SuiteSpec = SuiteSpec {
     name: "latency",
     about: "commits one notification at a time on an idle system and measures the time until its webhook arrives; \
-        then the same beside a bulk backlog",
+        then the same during a bulk backlog",
     bars: "P5 p50 and p99 ÷ best peer ≤ 1",
     fits: Fits::Both,
     run: |bench| Box::pin(run(bench)),
@@ -45,7 +45,7 @@ impl Latencies {
     }
 }
 
-/// The load beside the notification that is timed.
+/// The load during the measurement.
 #[derive(Clone, Copy, PartialEq)]
 enum Beside {
     Nothing,
@@ -72,7 +72,7 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     let series =
         |name: &str, runs: &[Latencies], share| Series::of(name, "ms", runs.iter().map(|run| run.at(share)).collect());
     let under_load = |id: &str, what: &str, runs: &[Latencies]| {
-        let what = format!("commit → request p99, priority 9, beside a backlog {what} ÷ idle");
+        let what = format!("commit → request p99, priority 9, during a backlog {what} ÷ idle");
         let finding = Finding::ratio(id, what, series("under load", runs, 0.99), series("idle", &idle, 0.99));
         let fewest = runs.iter().map(|run| run.0.len()).min().unwrap_or(0);
         if fewest < 100 {
@@ -117,7 +117,7 @@ async fn measure(bench: &Bench, beside: Beside) -> Result<Latencies, Failure> {
     let mut arrivals = Arrivals::listen().await?;
     dispatcher::create_provider(&store, &dispatcher::webhook(&bench.workspace, 64)?).await?;
     dispatcher::create_provider(&store, &dispatcher::capture()).await?;
-    // To the bulk URL, whose arrivals are not timed.
+    // The warm-up uses the bulk URL, whose arrivals are not timed.
     dispatcher::warm_up(bench, &store, &Load::to("webhook", &arrivals.bulk_url())).await?;
     let bulk = fill(bench, beside, &arrivals).await?;
     let running = RunningDispatcher::start(bench, &store).await?;
@@ -174,8 +174,8 @@ fn samples(bench: &Bench) -> u64 {
     bench.count(SAMPLES).max(30)
 }
 
-/// 15 to 35 ms: long enough for the dispatcher to become idle, and not in step with its poll. Beside a backlog the
-/// dispatcher is never idle and time is short, so there is no long pause.
+/// Returns a pause of 15 to 35 ms: long enough for the dispatcher to become idle, and not in step with its poll. During
+/// a backlog the dispatcher is never idle and time is short, so there is no long pause.
 fn pause(hurry: bool) -> Duration {
     let middle = Duration::from_millis(if hurry { PAUSE_MS / 5 } else { PAUSE_MS });
     middle.mul_f64(0.6 + 0.8 * f64::from(random::<1>()[0]) / 255.0)

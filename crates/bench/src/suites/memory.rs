@@ -48,7 +48,7 @@ impl MemoryUse {
             .memory("VmRSS")
             .ok_or_else(|| Failure::new(Exit::Failed, "cannot read the memory of a process in /proc"))?;
         self.over_time.push((clock::monotonic().duration_since(started).as_secs_f64(), resident / 1e6));
-        // The kernel's high-water mark, because a peak could fall between two reads.
+        // The kernel's high-water mark is read, because a peak could fall between two reads.
         self.peak = self.peak.max(server.memory("VmHWM").unwrap_or(resident) / 1e6);
         Ok(())
     }

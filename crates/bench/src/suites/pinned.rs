@@ -1,5 +1,5 @@
-//! `pinned`: the drain while another session keeps a transaction open, so that VACUUM can remove no dead row. Many
-//! queues on PostgreSQL slow down then.
+//! `pinned`: the drain while another session keeps a transaction open, so that VACUUM cannot remove dead rows. Many
+//! queues on PostgreSQL become slow in this case.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -54,7 +54,7 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
         Series::rates(name, ours.iter().filter_map(|windows: &Windows| place(&windows.rates).copied()).collect())
     };
     let what =
-        format!("drain beside a transaction open for {:.0} s, last window ÷ first", bench.span(SPAN).as_secs_f64());
+        format!("drain during a transaction open for {:.0} s, last window ÷ first", bench.span(SPAN).as_secs_f64());
     let mut finding = Finding::ratio("P7", what, of("last window", <[f64]>::last), of("first window", <[f64]>::first))
         .must(Threshold::AtLeast(0.8));
     let lowest = ours.iter().map(|windows| windows.lowest).min().unwrap_or(0);
@@ -65,7 +65,7 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
         ours.iter().enumerate().map(|(round, windows)| windows.line(&format!("engine, round {}", round + 1))).collect();
     lines.push(bare.line("bare SKIP LOCKED queue"));
     let chart = Chart {
-        title: "drain beside a pinned transaction".into(),
+        title: "drain during a pinned transaction".into(),
         x: "seconds".into(),
         y: "deliveries/s".into(),
         lines,
@@ -176,7 +176,7 @@ async fn watch<F: Fn() -> u64>(span: Duration, level: &Backlog<F>) -> Windows {
     Windows { rates, lowest, each }
 }
 
-/// Runs a third of the time, which is enough to see the trend.
+/// Measures the bare queue for a third of the time, which is enough to see the trend.
 async fn by_hand(bench: &Bench) -> Result<Windows, Failure> {
     let workspace = &bench.workspace;
     workspace.postgres()?.clear().await?;

@@ -15,9 +15,9 @@ use crate::sink::Arrivals;
 
 pub const SUITE: SuiteSpec = SuiteSpec {
     name: "tenants",
-    about: "commits one notification at a time and measures the time until its webhook arrives, beside 50 and beside \
+    about: "commits one notification at a time and measures the time until its webhook arrives, with 50 and with \
         40,000 providers of other tenants, of which one is held every 50 ms",
-    bars: "P14 p50 and p99 beside 40,000 ÷ beside 50 ≤ 2",
+    bars: "P14 p50 and p99 with 40,000 ÷ with 50 ≤ 2",
     fits: Fits::Both,
     run: |bench| Box::pin(run(bench)),
 };
@@ -41,7 +41,7 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     let series =
         |name: &str, runs: &[Latencies], share| Series::of(name, "ms", runs.iter().map(|run| run.at(share)).collect());
     let finding = |(id, share): (&str, f64)| {
-        let what = format!("commit → request, {}, beside {count} providers of others ÷ beside {FEW}", &id[4..]);
+        let what = format!("commit → request, {}, with {count} providers of other tenants ÷ with {FEW}", &id[4..]);
         Finding::ratio(id, what, series("many", &many, share), series("few", &few, share)).must(Threshold::AtMost(2.0))
     };
     Ok(SuiteFindings { findings: [("P14 p50", 0.5), ("P14 p99", 0.99)].map(finding).into(), charts: vec![] })

@@ -11,14 +11,14 @@ use crate::failure::Failure;
 const PREFIX: &str = "postcommit-bench-";
 const LOCK: &str = "lock";
 
-/// A locked folder.
+/// The folder of a run and its lock.
 pub struct Folder {
     path: PathBuf,
     _lock: File,
 }
 
 impl Folder {
-    /// Creates a folder, and removes the folders that killed runs left beside it.
+    /// Creates a folder, and removes the folders of killed runs in the same parent.
     pub fn make_in(parent: &Path) -> Result<Self, Failure> {
         remove_leftovers(parent);
         let path = parent.join(format!("{PREFIX}{:016x}", u64::from_be_bytes(random::<8>())));

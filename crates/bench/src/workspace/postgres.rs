@@ -1,4 +1,4 @@
-//! A private database on the given server. Where the login may not create one, private schemas in the given database.
+//! A private database on the given server. If the login may not create one, private schemas in the given database.
 
 use postcommit_channel::secret::random;
 use postcommit_engine::db::postgres::{CONNECT_TIMEOUT, Postgres};
@@ -59,7 +59,7 @@ impl PostgresWorkspace {
         &self.url
     }
 
-    /// Whether the whole database belongs to this run. Only then may peers use it.
+    /// Returns whether the whole database belongs to this run. Only then may peers use it.
     pub fn is_own(&self) -> bool {
         self.own.is_some()
     }
@@ -89,9 +89,9 @@ impl PostgresWorkspace {
         self.drop_and(&format!("ALTER SCHEMA postcommit_bench_{name} RENAME TO postcommit")).await
     }
 
-    /// Drops the schema `postcommit` and runs another statement, in one transaction. A dispatcher that was told to stop
-    /// may still run a duty and lock the tables in another order. PostgreSQL then ends one of the two, and the drop is
-    /// repeated if it was this one.
+    /// Drops the schema `postcommit` and runs another statement, in one transaction. A dispatcher that is stopping may
+    /// still run a duty and lock the tables in another order. PostgreSQL then aborts one of the two transactions, and
+    /// the drop is repeated if it was aborted.
     async fn drop_and(&self, then: &str) -> Result<(), Failure> {
         let client = self.client().await?;
         for _ in 0..DROPS {
@@ -154,7 +154,7 @@ impl PostgresWorkspace {
     }
 }
 
-/// Drops the databases that killed runs left: those with our prefix and without connections.
+/// Drops the databases that killed runs left: databases with our prefix and without connections.
 async fn drop_leftovers(client: &Client) -> Result<(), Failure> {
     let sql = "\
         SELECT datname::text, oid

@@ -10,7 +10,7 @@ use postcommit_engine::store::Store;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Small enough to finish in seconds. The figures mean nothing.
+/// Options of a run that finishes in seconds. Its figures mean nothing.
 const TINY: [&str; 6] = ["--scale", "0.002", "--rounds", "1", "-o", "json"];
 
 /// An empty folder to run the program in.
@@ -82,7 +82,7 @@ fn bench(shell: &Shell, arguments: &[&str]) -> Ran {
     shell.run(&[arguments, &TINY].concat())
 }
 
-/// Checks what every report must hold, and returns the ids of its findings.
+/// Checks the fields that every report must have, and returns the ids of its findings.
 fn ids(ran: &Ran) -> Vec<String> {
     let report = ran.json();
     for field in ["version", "started_at", "command", "database"] {
@@ -100,7 +100,7 @@ fn ids(ran: &Ran) -> Vec<String> {
     findings.iter().map(|finding| finding["id"].as_str().unwrap().to_owned()).collect()
 }
 
-/// The names of the files beside the given one.
+/// The names of the files in the folder of the given one.
 fn names(shell: &Shell) -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(shell.path())
         .unwrap()
@@ -165,13 +165,13 @@ fn a_relative_path_is_resolved_for_child_processes() {
     assert!(refused.stderr.contains("/nowhere of the SQLite file does not exist"), "{}", refused.stderr);
 }
 
-/// One test for everything that creates databases, so that it can check that none is left.
+/// One test covers everything that creates databases, so that it can check that none is left.
 #[tokio::test(flavor = "multi_thread")]
 async fn on_postgresql_it_measures_in_a_database_of_its_own_and_drops_it() {
     let given = postcommit_testkit::database().await;
     let store = Store::open(&given.url).await.unwrap();
     store.db().execute_one("CREATE TABLE public.mine (id int)", vec![]).await.unwrap();
-    // A database that a killed run would have left.
+    // A database like the one that a killed run would leave.
     let psql = Command::new("psql")
         .arg(&given.url)
         .args(["-c", "CREATE DATABASE postcommit_bench_0123456789abcdef"])

@@ -1,6 +1,6 @@
--- Roles of another installation lose what they hold here: those of the database that this one is a copy of. Repeatable.
--- roles.sql and isolation.sql ran before: the schema has its owner, and this installation's roles have their grants.
--- {oid} is the OID of this database.
+-- Revokes the privileges that roles of another installation have in this database. Such roles remain when a database is
+-- copied. Repeatable. roles.sql and isolation.sql have run before, so the schema has its owner and this installation's roles
+-- have their grants. {oid} is the OID of this database.
 DO $$
 DECLARE
   foreigner record;
@@ -26,9 +26,10 @@ BEGIN
       EXECUTE format('DROP POLICY %I ON %s', thing.polname, thing.name);
     END LOOP;
     BEGIN
-      -- CREATE came with roles.sql. CONNECT, if it was granted, stays: logins may depend on it, and it opens nothing of ours.
+      -- roles.sql had granted CREATE. CONNECT, if it was granted, stays: logins may depend on it, and it gives no access to
+      -- this schema.
       EXECUTE format('REVOKE CREATE ON DATABASE %I FROM %I', current_database(), foreigner.rolname);
-    -- Only the database's owner can change it.
+    -- Only the database's owner can revoke it.
     EXCEPTION WHEN insufficient_privilege THEN NULL;
     END;
   END LOOP;

@@ -1,5 +1,6 @@
--- PostgreSQL lets PUBLIC call a new function, and so does a dump that was restored without privileges. Nobody may call one of
--- ours until it is granted. Repeatable. A function with privileges of its own is left alone: somebody granted them.
+-- PostgreSQL lets PUBLIC call a new function. The same holds for functions of a dump that was restored without privileges.
+-- This script revokes that privilege, so that each function needs a grant. Repeatable. A function that already has explicit
+-- privileges is not changed, because they were granted on purpose.
 DO $$
 DECLARE thing record;
 BEGIN

@@ -1,7 +1,7 @@
 -- Four roles without login, for installations that separate them: GRANT one to the login that needs it. (A fifth role,
 -- postcommit_tenant_{oid}, is for isolation.sql.) Repeatable; db/roles.rs has created the roles before. The owner owns the
--- schema; a producer can call three functions and read nothing.
--- {oid} is the OID of this database: a role belongs to one installation.
+-- schema; a producer can call three functions and read nothing. {oid} is the OID of this database, because a role belongs to
+-- one installation.
 DO $$
 DECLARE
   thing record;
@@ -10,24 +10,24 @@ DECLARE
   taking text := CASE WHEN has_options THEN 'SET' ELSE 'MEMBER' END;
   options text := CASE WHEN has_options THEN ' WITH INHERIT TRUE, SET TRUE' ELSE '' END;
   member record;
-  -- The logins that hold the schema: its owner, and the owner of its first table. pg_database_owner cannot be a member of a role;
-  -- it stands for the owner of the database.
+  -- The logins that own the schema: its owner, and the owner of its first table. pg_database_owner cannot be a member of a
+  -- role; it stands for the owner of the database.
   keepers oid[] := ARRAY(
     SELECT CASE WHEN held.oid = 'pg_database_owner'::regrole THEN d.datdba ELSE held.oid END
     FROM (SELECT n.nspowner FROM pg_namespace n WHERE n.nspname = 'postcommit'
       UNION SELECT c.relowner FROM pg_class c WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relname = 'tenant') held (oid),
       pg_database d
     WHERE d.datname = current_database());
-  -- The owners whose objects in the schema are ours: those logins, the login that runs this, members of them, superusers, and
-  -- roles of this and other installations. Read before any ownership moves.
+  -- The owners whose objects in the schema belong to postcommit: those logins, the login that runs this script, members of
+  -- them, superusers, and roles of this and other installations. They are read before any ownership changes.
   ours oid[] := ARRAY(
     SELECT r.oid FROM pg_roles r
     WHERE r.rolsuper OR r.rolname IN (current_user, 'pg_database_owner') OR r.rolname ~ '^postcommit_(owner|producer|worker|reader|tenant)_[0-9]+$'
       OR EXISTS (SELECT FROM unnest(keepers) k (oid) WHERE pg_has_role(r.oid, k.oid, 'MEMBER')));
 BEGIN
-  -- The login that runs this, and every login that owns the schema or something of ours in it until now, keep what they could
-  -- do: they become members of the owner's role. Roles of another installation do not (foreign.sql), nor does a stranger that
-  -- has made a view, table or function of its own in the schema: it would gain everything.
+  -- The login that runs this script, and every login that owns the schema or an object of postcommit in it, become members
+  -- of the owner's role, so that they keep their privileges. Roles of another installation do not (foreign.sql). Neither
+  -- does another login that has created its own view, table or function in the schema, because it would get all privileges.
   FOR member IN
     WITH former (oid) AS (SELECT f.oid FROM unnest(keepers) f (oid)
       UNION SELECT c.relowner FROM pg_class c WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p', 'v')
@@ -41,7 +41,8 @@ BEGIN
   LOOP
     BEGIN
       EXECUTE format('GRANT postcommit_owner_{oid} TO %I%s', member.name, options);
-    -- Another process granted it concurrently (before PostgreSQL 16 that is an internal error), or only an administrator may.
+    -- Another process has granted the role concurrently (before PostgreSQL 16 that is an internal error), or only an
+    -- administrator may grant it.
     EXCEPTION WHEN unique_violation OR internal_error OR insufficient_privilege THEN NULL;
     END;
     IF member.owned AND NOT pg_has_role(member.oid, owner, 'USAGE') THEN
@@ -69,7 +70,7 @@ BEGIN
 END $$;
 
 GRANT USAGE ON SCHEMA postcommit TO postcommit_producer_{oid}, postcommit_worker_{oid}, postcommit_reader_{oid};
--- On what belongs to the owner's role, and so is ours.
+-- The objects that belong to the owner's role, which are the objects of postcommit.
 DO $$
 DECLARE
   thing record;
@@ -101,4 +102,5 @@ REVOKE SELECT ON postcommit.api_key, postcommit.login_link, postcommit.session F
 GRANT SELECT (tenant, id, name, scopes, created_at, created_by, expires_at, last_used_at, revoked_at) ON postcommit.api_key
   TO postcommit_reader_{oid};
 REVOKE UPDATE, DELETE ON postcommit.audit FROM postcommit_worker_{oid};
--- Partitions made later need no grants: views and functions run as their owner, and workers go through the parents.
+-- Partitions that are created later need no grants: views and functions run as their owner, and workers access partitions
+-- through their parents.

@@ -1,11 +1,12 @@
--- The views. security_invoker: a view reads with the rights of its reader, behind the wall between tenants (isolation.sql).
--- CREATE OR REPLACE VIEW can add columns at the end; db/migrate.rs says what to do for any other change of columns.
+-- The views. security_invoker: a view reads with the privileges of its reader, so that row-level security applies to it
+-- (isolation.sql). CREATE OR REPLACE VIEW can add columns at the end; db/migrate.rs says what to do for any other change of
+-- columns.
 
--- Dispatchers that would hear the bell.
+-- Idle dispatchers, which NOTIFY would wake.
 CREATE OR REPLACE VIEW postcommit.asleep WITH (security_invoker = true) AS
   SELECT worker FROM postcommit.idle WHERE until > clock_timestamp();
 
--- One row per delivery, live or finished, in the words of the documentation.
+-- One row per delivery, live or finished. The documentation describes the columns.
 CREATE OR REPLACE VIEW postcommit.delivery WITH (security_invoker = true) AS
   SELECT d.notification_id || '.' || d.n AS id, t.name AS tenant, d.notification_id, d.n, note.event_type, note.entity,
     note.idempotency_key, d.channel, p.name AS provider, d.target, d.state, d.reason, d.attempts, d.next_attempt_at,
@@ -17,12 +18,12 @@ CREATE OR REPLACE VIEW postcommit.delivery WITH (security_invoker = true) AS
     (SELECT a.at FROM postcommit.attempt a WHERE d.seq > 0
       AND a.tenant = d.tenant AND a.notification_id = d.notification_id AND a.n = d.n AND a.seq = d.seq) AS last_attempt_at,
     d.captured, d.first_due_at, d.recipient_hash, d.template,
-    -- Who asked for a resend, and of what, is in its entry in the audit log.
+    -- For a resend, the entry in the audit log has the actor and the original notification.
     CASE WHEN starts_with(note.idempotency_key, 'manual:') THEN (SELECT (a.details ->> 'of')::uuid FROM postcommit.audit a
       WHERE a.tenant = d.tenant AND a.subject = d.notification_id::text AND a.action = 'entity.resend' LIMIT 1) END AS copy_of,
     CASE WHEN starts_with(note.idempotency_key, 'manual:') THEN (SELECT a.actor FROM postcommit.audit a
       WHERE a.tenant = d.tenant AND a.subject = d.notification_id::text AND a.action = 'entity.resend' LIMIT 1) END AS asked_by,
-    -- Version 0: a copy of a direct message.
+    -- Version 0 means a copy of a direct message.
     nullif(d.template_version, 0) AS template_version, d.language, d.user_id, d.send_key
   FROM (
     SELECT q.tenant, q.notification_id, q.n, q.lane, q.channel, q.target,
@@ -43,8 +44,8 @@ CREATE OR REPLACE VIEW postcommit.delivery WITH (security_invoker = true) AS
   JOIN postcommit.tenant t ON t.id = d.tenant
   LEFT JOIN postcommit.provider p ON p.tenant = d.tenant AND p.id = d.lane;
 
--- One row per notification: the least finished of its deliveries determines its state. It is delivered when all deliveries
--- that were sent are.
+-- One row per notification. The least finished delivery determines its state. A notification is delivered when all of its
+-- deliveries that were sent are delivered.
 CREATE OR REPLACE VIEW postcommit.notification_status WITH (security_invoker = true) AS
   SELECT note.id, t.name AS tenant, note.event_type, note.entity, note.idempotency_key, note.payload, note.title, note.priority,
     coalesce(d.state, 'skipped') AS state, coalesce(d.attempts, 0) AS attempts, d.next_attempt_at, d.last_error,

@@ -1,9 +1,9 @@
--- Which notification holds a key: how an application learns the id of what it has just inserted.
+-- The notification of each idempotency key. An application reads from it the id of the row that it has just inserted.
 CREATE VIEW postcommit_key AS
   SELECT t.name AS tenant, i.key AS idempotency_key, i.notification_id AS id
   FROM postcommit_idempotency i JOIN postcommit_tenant t ON t.id = i.tenant;
 
--- What a cancel would reach now.
+-- The deliveries that a cancel would end now.
 CREATE VIEW postcommit_cancellable AS
   SELECT t.name AS tenant, note.entity, note.event_type, q.tenant AS of_tenant, q.notification_id, q.n
   FROM postcommit_notification note
@@ -11,7 +11,7 @@ CREATE VIEW postcommit_cancellable AS
   JOIN postcommit_delivery_queue q ON q.tenant = note.tenant AND q.notification_id = note.id
   WHERE q.lease_token IS NULL AND note.entity IS NOT NULL;
 
--- One row per delivery, live or finished, in the words of the documentation.
+-- One row per delivery, live or finished. The documentation describes the columns.
 CREATE VIEW postcommit_delivery AS
   SELECT d.notification_id || '.' || d.n AS id, t.name AS tenant, d.notification_id, d.n, note.event_type, note.entity,
     note.idempotency_key, d.channel, p.name AS provider, d.target, d.state, d.reason, d.attempts,
@@ -31,12 +31,12 @@ CREATE VIEW postcommit_delivery AS
       WHERE a.tenant = d.tenant AND a.notification_id = d.notification_id AND a.n = d.n AND a.seq = d.seq)
       / 1000000.0, 'unixepoch') AS last_attempt_at,
     d.captured, d.template,
-    -- Who asked for a resend, and of what, is in its entry in the audit log.
+    -- For a resend, the entry in the audit log has the actor and the original notification.
     CASE WHEN substr(note.idempotency_key, 1, 7) = 'manual:' THEN (SELECT a.details ->> 'of' FROM postcommit_audit a
       WHERE a.tenant = d.tenant AND a.subject = d.notification_id AND a.action = 'entity.resend' LIMIT 1) END AS copy_of,
     CASE WHEN substr(note.idempotency_key, 1, 7) = 'manual:' THEN (SELECT a.actor FROM postcommit_audit a
       WHERE a.tenant = d.tenant AND a.subject = d.notification_id AND a.action = 'entity.resend' LIMIT 1) END AS asked_by,
-    -- Version 0: a copy of a direct message.
+    -- Version 0 means a copy of a direct message.
     nullif(d.template_version, 0) AS template_version, d.language, d.user_id, d.send_key
   FROM (
     SELECT q.tenant, q.notification_id, q.n, q.lane, q.channel, q.target,
@@ -56,8 +56,8 @@ CREATE VIEW postcommit_delivery AS
   JOIN postcommit_tenant t ON t.id = d.tenant
   LEFT JOIN postcommit_provider p ON p.id = d.lane;
 
--- One row per notification: the least finished of its deliveries determines its state. It is delivered when all deliveries
--- that were sent are.
+-- One row per notification. The least finished delivery determines its state. A notification is delivered when all of its
+-- deliveries that were sent are delivered.
 CREATE VIEW postcommit_notification_status AS
   SELECT note.id, t.name AS tenant, note.event_type, note.entity, note.idempotency_key, note.payload, note.title, note.priority,
     coalesce((SELECT x.state FROM postcommit_delivery x WHERE x.tenant_id = note.tenant AND x.notification_id = note.id

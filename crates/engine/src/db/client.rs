@@ -68,7 +68,7 @@ macro_rules! statements {
             self.inner.execute(statement, parameters).await
         }
 
-        /// Runs several statements without parameters. They count as one.
+        /// Runs several statements without parameters, and counts them as one statement.
         pub async fn batch_execute(&self, sql: &str) -> Result<(), Error> {
             self.count::<Statement>();
             self.inner.batch_execute(sql).await

@@ -18,7 +18,8 @@ impl Installation {
     /// The value before the OID is read. No database has OID 0.
     pub(super) const UNKNOWN: Self = Self { oid: 0 };
 
-    /// Reads the database's OID. Refuses a database whose encoding is not UTF8, because it cannot store every text.
+    /// Reads the database's OID. Refuses a database whose encoding is not UTF8, because it cannot store every
+    /// character.
     pub(super) async fn read(client: &Client) -> Result<Self, DbError> {
         let sql = "SELECT d.oid, pg_catalog.pg_encoding_to_char(d.encoding), pg_catalog.quote_ident(d.datname)
             FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()";

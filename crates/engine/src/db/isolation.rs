@@ -19,7 +19,7 @@ const UNWALLED: &str = "SELECT c.relname FROM pg_class c
     UNION ALL SELECT c.relname FROM pg_class c
     WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind = 'v' AND NOT coalesce(c.reloptions, '{}') @> ARRAY['security_invoker=true']";
 
-/// Whether this login may switch to the role. Before PostgreSQL 16 every member may.
+/// Returns whether this login may switch to the role. Before PostgreSQL 16 every member of a role may switch to it.
 const MAY_TAKE: &str = "SELECT pg_has_role($1::name, CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END)";
 
 /// Returns the GRANT that lets this login switch to the role. From PostgreSQL 16 on, a login can switch to the role
@@ -87,7 +87,7 @@ impl Db {
     }
 
     /// Returns the logins with which `serve` would refuse to start because they may not switch to the tenants' role.
-    /// Each comes with the GRANT that would allow it. The present login is not among them if [`Db::check_isolation`]
+    /// Each comes with the GRANT that would allow it. The current login is not among them if [`Db::check_isolation`]
     /// succeeds.
     pub async fn shut_out(&self) -> Result<Vec<(String, String)>, DbError> {
         let Self::Postgres(db) = self else { return Ok(vec![]) };

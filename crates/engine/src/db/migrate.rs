@@ -103,7 +103,7 @@ pub struct MigrationPlan {
 }
 
 impl MigrationPlan {
-    /// Makes the plan for a database with this version and this hash of applied files.
+    /// Returns the plan for a database with this version and this hash of applied files.
     fn of(found: i32, noted: Option<&str>, is_postgres: bool) -> Result<Self, DbError> {
         if found > LATEST {
             return Err(DbError::TooNew { found, known: LATEST });
@@ -183,7 +183,8 @@ impl Db {
             return Ok((0, None));
         }
         let rows = self.query(NOTED, vec![]).await?;
-        let row = rows.first().ok_or_else(|| DbError::Unreadable("a query returned no row".into()))?;
+        let row =
+            rows.first().ok_or_else(|| DbError::Unreadable("a query returned no row; report it as a bug".into()))?;
         Ok((row.get(0)?, row.get(1)?))
     }
 
@@ -266,7 +267,7 @@ async fn migrate_postgres(db: &Postgres) -> Result<Migrated, DbError> {
     Ok(Migrated { applied: plan.missing, renewed: plan.renews, grants, granted, arranged })
 }
 
-/// Makes the plan again under the lock.
+/// Computes the plan again under the lock.
 async fn plan_postgres(transaction: &Transaction<'_>) -> Result<MigrationPlan, DbError> {
     let found = transaction
         .query_one("SELECT to_regclass('postcommit.migration') IS NOT NULL", &[])
@@ -294,7 +295,7 @@ async fn apply_postgres(transaction: &Transaction<'_>, plan: &MigrationPlan) -> 
 fn migrate_sqlite(connection: &Connection) -> Result<Migrated, DbError> {
     connection.execute_batch(SQLITE_START).map_err(sqlite::refused)?;
     let rows = sqlite::query(connection, &NOTED.replace("postcommit.", "postcommit_"), &[])?;
-    let row = rows.first().ok_or_else(|| DbError::Unreadable("a query returned no row".into()))?;
+    let row = rows.first().ok_or_else(|| DbError::Unreadable("a query returned no row; report it as a bug".into()))?;
     let plan = MigrationPlan::of(row.get(0)?, row.get::<Option<String>>(1)?.as_deref(), false)?;
     let note = format!(
         "INSERT OR REPLACE INTO postcommit_migration (version, name, applied_at) VALUES (?1, ?2, {})",
@@ -312,5 +313,5 @@ fn migrate_sqlite(connection: &Connection) -> Result<Migrated, DbError> {
 }
 
 pub(super) fn first<T: super::value::FromValue>(rows: &[Row]) -> Result<T, DbError> {
-    rows.first().ok_or_else(|| DbError::Unreadable("a query returned no row".into()))?.get(0)
+    rows.first().ok_or_else(|| DbError::Unreadable("a query returned no row; report it as a bug".into()))?.get(0)
 }

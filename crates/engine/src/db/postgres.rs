@@ -27,8 +27,8 @@ const LONGEST_CONNECT: Duration = Duration::from_secs(60);
 
 /// The connection limit of one process for lists, single rows and the API.
 const POOL_SIZE: usize = 8;
-/// The connection limit of one process for the hot path: claims, reads of notifications, settling, lease renewals and
-/// intents.
+/// The connection limit of one process for the hot path: claims, announcements, reads of notifications, settling and
+/// lease renewals.
 const HOT_POOL_SIZE: usize = 6;
 
 /// Planner settings for lists and the API. If all rows of the queue are dead but not yet vacuumed, the statistics make
@@ -93,8 +93,8 @@ pub struct PoolReading {
     pub waiting: usize,
 }
 
-/// Translates a statement that both databases share into PostgreSQL's dialect. `clock_timestamp()` is volatile, so no
-/// index can serve a comparison with it.
+/// Translates a statement that is written for both databases into PostgreSQL's dialect. `clock_timestamp()` is
+/// volatile, so no index can serve a comparison with it.
 pub(super) fn dialect(sql: &str) -> String {
     sql.replace("{now}", "clock_timestamp()")
 }
@@ -273,13 +273,13 @@ impl Postgres {
     }
 }
 
-/// Runs one statement in a transaction. The statement is in the form that both databases share.
+/// Runs one statement in a transaction. The statement is written once for both databases.
 pub(crate) async fn run(transaction: &Transaction<'_>, (sql, parameters): &Statement) -> Result<u64, DbError> {
     let statement = transaction.prepare_cached(&dialect(sql)).await.map_err(refused)?;
     transaction.execute(&statement, &borrow(parameters)).await.map_err(refused)
 }
 
-/// Runs one statement that returns rows, in a transaction. The statement is in the form that both databases share.
+/// Runs one statement that returns rows, in a transaction. The statement is written once for both databases.
 pub(crate) async fn query(transaction: &Transaction<'_>, sql: &str, parameters: &[Value]) -> Result<Vec<Row>, DbError> {
     let statement = transaction.prepare_cached(&dialect(sql)).await.map_err(refused)?;
     let rows = transaction.query(&statement, &borrow(parameters)).await.map_err(refused)?;

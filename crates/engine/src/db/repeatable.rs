@@ -66,7 +66,7 @@ fn hash<'a>(texts: impl Iterator<Item = &'a str>) -> String {
     hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Lists the present grants on views and functions as GRANT statements. A function is named without arguments, because
+/// Lists the current grants on views and functions as GRANT statements. A function is named without arguments, because
 /// each function name has one definition.
 const GRANTED: &str = "SELECT format('GRANT %s ON %s TO %s%s', a.privilege_type || granted.columns, granted.thing,
         CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END,

@@ -18,8 +18,8 @@ pub(super) const PUBLIC: &str = include_str!("../../migrations/postgres/public.s
 /// All scripts about roles.
 pub(super) const SCRIPTS: [&str; 4] = [ROLES, ISOLATION, FOREIGN, PUBLIC];
 
-/// Returns whether `migrate --roles` was run. Then the schema belongs to an owner's role, which can be that of the
-/// database from which this one was copied.
+/// Returns whether `migrate --roles` was run. If it was, the schema belongs to an owner's role, which can be the role
+/// of the database from which this one was copied.
 const HAS_ROLES: &str = "SELECT EXISTS (SELECT FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
     WHERE n.nspname = 'postcommit' AND r.rolname ~ '^postcommit_owner_[0-9]+$')";
 
@@ -50,7 +50,7 @@ const MEMBERS: &str = "WITH former AS (
       AND NOT EXISTS (SELECT FROM pg_auth_members o WHERE o.roleid = f.ours AND o.member = m.member)
     GROUP BY f.name, u.oid, u.rolname ORDER BY 2";
 
-/// Finds those of the roles `$1` that are no longer needed: nothing depends on them in any database, the database for
+/// Finds the roles among `$1` that are no longer needed: nothing depends on them in any database, the database for
 /// which they were created is gone, and all their members are members of our roles.
 const USELESS: &str = "SELECT quote_ident(r.rolname) FROM pg_roles r WHERE r.rolname = ANY ($1)
     AND NOT EXISTS (SELECT FROM pg_database d WHERE r.rolname = 'postcommit_' || split_part(r.rolname, '_', 2) || '_' || d.oid)
@@ -61,9 +61,9 @@ const USELESS: &str = "SELECT quote_ident(r.rolname) FROM pg_roles r WHERE r.rol
           WHERE o.member = m.member AND n.rolname = substring(r.rolname from '^postcommit_[a-z]+') || '_{oid}'))
     ORDER BY r.rolname";
 
-/// Returns the SQL that an administrator must run so that this login can do the rest. It creates the missing roles of
-/// the kinds `$1`, and makes this login and the worker's role members where needed. A worker's login does not become an
-/// owner by it.
+/// Returns the SQL that an administrator must run before this login can arrange the roles. It creates the missing roles
+/// of the kinds `$1`, and makes this login and the worker's role members where needed. It never makes a worker's login
+/// an owner.
 const ASKED: &str = "WITH wanted (kind, place) AS (SELECT * FROM unnest($1::text[]) WITH ORDINALITY),
       named AS (SELECT kind, place, 'postcommit_' || kind || '_{oid}' AS name, current_setting('server_version_num')::int >= 160000 AS optional FROM wanted)
     SELECT string_agg(said, '; ' ORDER BY part, place) FROM (
@@ -87,7 +87,7 @@ const HELD: &str =
       AND (coalesce((to_jsonb(m) ->> 'set_option')::boolean, true) OR (to_jsonb(m) ->> 'inherit_option')::boolean)
     ORDER BY 1, 2";
 
-/// Lists what is in the schema without being ours, and its owners. Only where the roles of `migrate --roles` are in use.
+/// Lists the objects in the schema that do not belong to the owner's role of `migrate --roles`, with their owners.
 const STRANGE: &str = "SELECT format('%s %s belongs to %I', thing.kind, thing.name, pg_get_userbyid(thing.owner))
     FROM (
       SELECT CASE c.relkind WHEN 'v' THEN 'the view' ELSE 'the table' END AS kind, c.oid::regclass::text AS name, c.relowner AS owner
@@ -105,7 +105,7 @@ impl Holders {
         Ok(Self(rows.iter().map(|row| (row.get(0), row.get(1))).collect()))
     }
 
-    /// Returns what was granted since then, as sentences.
+    /// Returns sentences about the changes since `self` was read: a new owner of the schema, and new members of roles.
     pub(super) async fn granted(
         &self,
         transaction: &Transaction<'_>,
@@ -136,8 +136,8 @@ pub struct MadeRoles {
     pub names: Vec<String>,
     /// Sentences that say which roles were granted to which logins. Empty if nothing was missing.
     pub granted: Vec<String>,
-    /// Sentences about views, tables and functions in the schema that other logins have made. They and their owners are
-    /// as they were.
+    /// Sentences about views, tables and functions in the schema that other logins have created. These objects and
+    /// their owners are not changed.
     pub left_alone: Vec<String>,
     /// The GRANTs that an administrator must decide on, as in [`Migrated::grants`](super::Migrated::grants).
     pub grants: Vec<String>,
@@ -232,7 +232,7 @@ pub(super) async fn separate(transaction: &Transaction<'_>, installation: Instal
 async fn left_alone(transaction: &Transaction<'_>, installation: Installation) -> Result<Vec<String>, DbError> {
     let rows = transaction.query(installation.script(STRANGE).as_str(), &[]).await.map_err(refused)?;
     let told = |thing: String| {
-        format!("{thing}, is not part of postcommit, and was left alone; its owner was granted nothing by it")
+        format!("{thing} and is not part of postcommit; it was not changed, and its owner got no privileges")
     };
     Ok(rows.iter().map(|row| told(row.get(0))).collect())
 }

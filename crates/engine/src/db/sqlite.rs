@@ -41,7 +41,7 @@ pub struct Sqlite {
     pub(super) counter: Arc<TripCounter>,
 }
 
-/// Translates a statement that both databases share into SQLite's dialect.
+/// Translates a statement that is written for both databases into SQLite's dialect.
 pub(crate) fn dialect(sql: &str) -> String {
     let numbered = sql.replace('$', "?");
     numbered.replace("postcommit.", "postcommit_").replace("{now}", NOW)
@@ -154,7 +154,7 @@ impl Sqlite {
         let checkpointed = Connection::open(&self.path)
             .and_then(|connection| connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)"));
         if let Err(problem) = checkpointed {
-            tracing::debug!(%problem, "could not copy the write-ahead log into the SQLite file (checkpoint)");
+            tracing::debug!(%problem, "could not copy the write-ahead log into the SQLite file (checkpoint); keep the file together with its -wal file");
         }
     }
 
@@ -222,7 +222,9 @@ impl<T: Send, F: Fn(&Connection) -> Result<T, DbError> + Send> Command for Work<
             (Some(Err(error)), _) => Err(error),
             (_, Err(problem)) => Err(DbError::Unreachable(problem)),
             (Some(result), Ok(())) => result,
-            (None, Ok(())) => Err(DbError::Unreachable("the code that wrote to the SQLite file panicked".into())),
+            (None, Ok(())) => Err(DbError::Unreachable(
+                "the code that wrote to the SQLite file panicked; nothing was written; report it as a bug".into(),
+            )),
         };
         // If the caller has stopped waiting, its work is committed nevertheless.
         let _ = self.reply.send(result);
@@ -318,8 +320,8 @@ fn write_apart(connection: &mut Connection, group: &mut [Box<dyn Command>]) -> r
 /// Runs one command. Returns false if it failed. A panic fails only that command, and the thread continues.
 fn run_alone(transaction: &Connection, command: &mut Box<dyn Command>) -> rusqlite::Result<bool> {
     let ran = std::panic::catch_unwind(AssertUnwindSafe(|| command.run(transaction)));
-    // Some errors, such as a full disk, roll back the whole transaction. Then later commands must not be committed
-    // without the earlier ones, and the earlier ones must not be reported as done.
+    // Some errors, such as a full disk, roll back the whole transaction. After such an error, later commands must not
+    // be committed without the earlier ones, and the earlier ones must not be reported as done.
     if transaction.is_autocommit() {
         let lost = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_ABORT_ROLLBACK);
         return Err(rusqlite::Error::SqliteFailure(lost, Some("the transaction was rolled back".into())));
@@ -436,7 +438,7 @@ pub(crate) fn query(connection: &Connection, sql: &str, parameters: &[Value]) ->
 pub(crate) fn now(connection: &Connection) -> Result<Timestamp, DbError> {
     static SELECT_NOW: LazyLock<String> = LazyLock::new(|| format!("SELECT {NOW}"));
     let now = Prepared::on(connection, &SELECT_NOW)?.first((), |row| row.take(0))?;
-    now.ok_or_else(|| DbError::Unreadable("the query for the current time returned no row".into()))
+    now.ok_or_else(|| DbError::Unreadable("the query for the current time returned no row; report it as a bug".into()))
 }
 
 /// Runs statements that write. If the statement at index `deciding` changes no row, the statements after it are

@@ -1,4 +1,4 @@
-//! The value type for parameters and results of statements that both databases share.
+//! The value type for parameters and results of statements that are written for both databases.
 
 use bytes::BytesMut;
 use postcommit::Timestamp;
@@ -20,7 +20,7 @@ pub enum Value {
     Int(i64),
     /// A floating-point number.
     Real(f64),
-    /// A text. On SQLite also a UUID or JSON.
+    /// A string. On SQLite also a UUID or JSON.
     Text(String),
     Bytes(Vec<u8>),
     Bool(bool),
@@ -28,7 +28,7 @@ pub enum Value {
     Time(Timestamp),
     /// JSON as text, so that numbers keep every digit.
     Json(String),
-    /// A list of texts: an array on PostgreSQL, a JSON array on SQLite.
+    /// A list of strings: an array on PostgreSQL, a JSON array on SQLite.
     Texts(Vec<String>),
 }
 
@@ -136,13 +136,13 @@ pub(super) fn read<T: FromValue>(value: Value, place: usize) -> Result<T, DbErro
         .ok_or_else(|| DbError::Unreadable(format!("column {place} is not a {}", std::any::type_name::<T>())))
 }
 
-/// A type as which a result value can be read.
+/// A Rust type to which a result value can be converted.
 pub trait FromValue: Sized {
     /// Converts the value to this type. Returns `None` if it has another type.
     fn from_value(value: Value) -> Option<Self>;
 
-    /// Returns what lists show instead of bytes that a SQLite file holds where text is expected. The hot path reads
-    /// with [`Cells::take`] and never sends this text.
+    /// Returns the value that lists show if a SQLite file has bytes where text is expected. The hot path reads with
+    /// [`Cells::take`] and never sends this value.
     fn shown(value: &Value) -> Option<Self> {
         let _ = value;
         None
@@ -208,12 +208,12 @@ reads! {
     Vec<String> => { Value::Texts(x) => Some(x), Value::Text(x) => Some(texts(&x)) } @ { |text| vec![text] }
 }
 
-/// Returns JSON as its stored text. A text that is not JSON becomes a JSON string.
+/// Returns JSON as its stored text. Text that is not JSON becomes a JSON string.
 fn raw(json: String) -> Option<Box<RawValue>> {
     RawValue::from_string(json.clone()).or_else(|_| serde_json::value::to_raw_value(&json)).ok()
 }
 
-/// Reads a JSON array of texts. Items of another type, which an application may have written, are shown as JSON.
+/// Reads a JSON array of strings. Items of another type, which an application may have written, are shown as JSON.
 fn texts(json: &str) -> Vec<String> {
     let items: Vec<serde_json::Value> = serde_json::from_str(json).unwrap_or_default();
     items.iter().map(|item| item.as_str().map_or_else(|| item.to_string(), str::to_owned)).collect()

@@ -30,7 +30,8 @@ use crate::metrics::Counts;
 use crate::store::{Lease, Settlement};
 use crate::trace::{self, Begun, Span, SpanKind};
 
-/// A driver should return within its timeout. If it does not, it is given up after this additional time.
+/// The additional time for a driver that does not return within its timeout. After that time the send counts as timed
+/// out.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How long other processes may still use a provider's former guarantee after a change: the longest polling interval
 /// plus one send.
@@ -239,8 +240,8 @@ fn check(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Times
     Some(unbegun(delivery, Finish::Ended(state), Some(code), detail))
 }
 
-/// When the quiet hours of the delivery's user end, if they hold this moment. A delivery may be sent in them by a retry,
-/// after a pause, or because of a backlog.
+/// Returns when the quiet hours of the delivery's user end, or `None` if `at` is outside of them. A delivery can become
+/// due in quiet hours by a retry, after a pause, or because of a backlog.
 fn quiet_until(delivery: &Delivery, note: &StoredNotification, at: Timestamp) -> Option<Timestamp> {
     let end = QuietWindow::of(delivery.facts.context.as_deref())?.end(at)?;
     Some(end.min(note.expires_at.max(at)))
@@ -281,14 +282,14 @@ pub fn take_over(
     settlement((delivery, note), lane, report, finish, since, Duration::ZERO)
 }
 
-/// Whether the holder of an expired lease may have sent the notification from its own row. Under at_most_once this
-/// never happens, unless the guarantee or the routing was changed after the attempt began or shortly before.
+/// Returns whether the holder of an expired lease may have sent the notification from its own row. Under at_most_once
+/// this never happens, unless the guarantee or the routing was changed after the attempt began or shortly before.
 pub fn may_have_been_sent_at_once(lane: &Lane, rerouted_at: Timestamp, since: Timestamp) -> bool {
     lane.provider.guarantee != Guarantee::AtMostOnce
         || was_before(since, lane.provider.guarantee_since.max(rerouted_at))
 }
 
-/// Whether the attempt began before every process had certainly read the change.
+/// Returns whether the attempt began before every process had certainly read the change.
 pub fn was_before(began: Timestamp, change: Timestamp) -> bool {
     began <= change.plus(HEARSAY)
 }
@@ -309,8 +310,8 @@ async fn announce(crew: &Crew, lane: &Lane, batch: Vec<Rendered>, now: Timestamp
             go
         }
         Err(problem) => {
-            // The announcement may have been written although the call failed. Then the next claim finds it and parks
-            // the delivery, although nothing was sent.
+            // The announcement may have been written although the call failed. In that case the next claim finds it and
+            // parks the delivery, although nothing was sent.
             let wait = lane.backoff.wait();
             tracing::warn!(
                 %problem, provider = &*lane.name, ?wait,
@@ -377,7 +378,7 @@ async fn attempt(
     };
     let finish = after_quiet_hours(finish(verdict, Some(&report.outcome)), delivery, note);
     let noted = noted(counts, finish, lane, (delivery, note));
-    // Without a code the detail is no error.
+    // The warnings go into `detail`. A detail without a code does not count as an error.
     if let Some(warnings) = warnings {
         let told = report.evidence.detail.take();
         report.evidence.detail = Some(told.map_or(warnings.clone(), |told| format!("{told}; {warnings}")));
@@ -416,7 +417,8 @@ fn ended(span: Begun, lane: &Lane, delivery: &Delivery, note: &StoredNotificatio
     span.ended("send", SpanKind::Client, attributes, failed)
 }
 
-/// Call it with a slot already held. Returns how long the send may take so that it ends before its lease does.
+/// Returns how long the send may take so that it ends before its lease does, or `None` if no time is left. Call this
+/// only while a slot is held.
 fn permit(crew: &Crew, lane: &Lane, delivery: &Delivery) -> Option<Duration> {
     crew.leases
         .time_left(&Lease::of(delivery))
@@ -452,7 +454,7 @@ pub(super) async fn call(driver: &dyn Driver, provider: &str, message: Message<'
     }
 }
 
-/// Handles an answer that concerns the whole lane or host: the provider asks to wait, or refuses our account or
+/// Handles an answer that concerns the whole lane or host: the provider asks to wait, or refuses the account or the
 /// settings. If the hold or pause cannot be written, the lane is closed in this process. The delivery is then judged as
 /// if the write had succeeded, so that a failed write of ours never causes another send.
 async fn tell_lane(
@@ -513,15 +515,15 @@ fn demand_of(report: &Report, case: &Case<'_>) -> Option<CloseDemand> {
         }
         Outcome::Rejected { because: Because::Config, code } => {
             let why =
-                report.evidence.detail.as_deref().unwrap_or("the provider does not accept our account or settings");
+                report.evidence.detail.as_deref().unwrap_or("the provider does not accept the account or the settings");
             Some(CloseDemand::Pause(format!("{code}: {why}")))
         }
         _ => None,
     }
 }
 
-/// Whether the delivery may return to the queue without a counted attempt. The number is limited, because a lane that
-/// is paused again and again would otherwise send one delivery without end.
+/// Returns whether the delivery may return to the queue without a counted attempt. The number is limited, because a
+/// lane that is paused again and again would otherwise send one delivery without end.
 pub(super) fn may_go_back(delivery: &Delivery) -> bool {
     delivery.seq.saturating_sub(delivery.attempts) < MAX_UNCOUNTED
 }

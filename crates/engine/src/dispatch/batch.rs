@@ -22,7 +22,7 @@ pub(super) struct DatabaseTime {
 }
 
 impl DatabaseTime {
-    /// Returns the present time in whole milliseconds, the resolution of SQLite's clock.
+    /// Returns the current time in whole milliseconds, the resolution of SQLite's clock.
     pub fn now(&self) -> Timestamp {
         let elapsed = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.then.plus(Duration::from_millis(elapsed))

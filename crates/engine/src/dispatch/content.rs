@@ -1,4 +1,5 @@
-//! Which templates the tenants have. The index is read as changes, by the same number as the providers.
+//! The index of all tenants' templates. It is updated from changes that are numbered together with the changes of
+//! providers.
 
 use std::sync::Arc;
 
@@ -34,7 +35,7 @@ impl ContentIndex {
         }
     }
 
-    /// Changes the entry of one tenant. Only the first of several changes copies it.
+    /// Changes the entry of one tenant. If the entry is shared with an older index, the change copies it.
     fn change(&mut self, tenant: i32, change: impl FnOnce(&mut TenantContent)) {
         let mut content = self.0.remove(tenant).unwrap_or_default();
         change(Arc::make_mut(&mut content));

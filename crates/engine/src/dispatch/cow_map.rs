@@ -30,7 +30,7 @@ impl<V: Clone> CowMap<V> {
     }
 
     pub fn remove(&mut self, id: i32) -> Option<V> {
-        // Checked first, so that nothing is copied for a missing entry.
+        // The entry is looked up first, so that nothing is copied if it is missing.
         self.get(id)?;
         self.0.get_mut(place(id)).and_then(|part| Arc::make_mut(part).remove(&id))
     }

@@ -10,11 +10,11 @@ use super::lanes::Lane;
 use super::{Dispatcher, Tools};
 use crate::store::Opener;
 
-/// Why this process cannot build the driver of a provider.
+/// The reason why this process cannot build the driver of a provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotBuilt {
     pub problem: String,
-    /// Why the provider's secrets cannot be opened, if that is the problem.
+    /// The reason why the provider's secrets cannot be decrypted, if that is the problem.
     pub unopened: Option<&'static str>,
 }
 
@@ -58,8 +58,8 @@ pub fn open_secrets(tools: &Tools, provider: &Provider) -> Result<Secrets, Secre
 }
 
 impl Dispatcher {
-    /// Writes which providers' secrets this process cannot open, if that has changed. Their lanes are then shown as
-    /// closed, unless another process can open the secrets.
+    /// Writes which providers' secrets this process cannot decrypt, if that has changed. Their lanes are then shown as
+    /// closed, unless another process can decrypt the secrets.
     pub(super) async fn note_unopened(&mut self, opener: Opener) {
         let unopened = self.lanes.unopened();
         // A note of a pass is valid until the next pass, so each pass writes it again.

@@ -12,7 +12,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 const HOUR: Duration = Duration::from_secs(3600);
 const LOOK: Duration = Duration::from_secs(60);
 const STRAYS: Duration = Duration::from_secs(600);
-/// A little shorter than `LOOK`, so that the duty is due at every look.
+/// The interval of the roll-ups. It is a little shorter than `LOOK`, so that the duty is due at every look.
 const ROLLUPS: Duration = Duration::from_secs(50);
 
 /// Runs all due duties. Returns descriptions of the work done, for display.
@@ -32,11 +32,11 @@ pub async fn run_once(store: &Store, kpi: &KpiSettings) -> Result<Vec<String>, D
     }
     if store.take_duty("expansions", STRAYS).await? {
         let forgotten = or_give_back(store, "expansions", store.forget_parts_once().await).await?;
-        done.push(format!("forgot {forgotten} members of expansions that ended on their way"));
+        done.push(format!("deleted {forgotten} members of expansions that ended before they were complete"));
     }
     if store.take_duty("pacing", STRAYS).await? {
         let forgotten = or_give_back(store, "pacing", store.forget_pacing_once().await).await?;
-        done.push(format!("forgot {forgotten} throttles and digests whose time is over"));
+        done.push(format!("deleted {forgotten} throttles and digests whose period is over"));
     }
     if store.take_duty("rollups", ROLLUPS).await? {
         let folded = or_give_back(store, "rollups", store.fold_rollups_once(kpi).await).await?;

@@ -40,43 +40,43 @@ const CHUNK_ROWS: usize = 1000;
 /// rows immediately.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// How long a notification waits whose tenant's templates took too long in this batch.
+/// How long a notification waits if the templates of its tenant took too long in this batch.
 const NEXT_TURN: Duration = Duration::from_secs(1);
 
-/// What the expander does with one claimed row.
+/// The expander's next step for one claimed row.
 enum Step {
     /// Write a row for each target.
     Expand(Expanded, Vec<Ended>),
-    /// Send it from its own row. If the send cannot begin soon, write a row for its target.
+    /// Send the notification from its own row. If the send cannot begin soon, write a row for its target.
     SendAtOnce(Arc<Lane>, Delivery),
-    /// Write the row of its only target under the same lease, and send it.
+    /// Write the row of the notification's only target under the same lease, and send it.
     Hold(Arc<Lane>, Delivery, Box<Target>),
     /// Move the row into the lane of its provider.
     Enter(Lease, i32),
-    /// Copy the members of its lists, to expand it in parts.
+    /// Copy the members of the notification's lists, to expand the notification in parts.
     BeginParts(Lease, Vec<ListMember>, Vec<String>),
     /// Write the next part of a large expansion.
     WritePart(Part, Vec<Ended>),
-    /// Settle it without an attempt, for example because it expired.
+    /// Settle the delivery without an attempt, for example because it expired.
     Settle(Settlement),
-    /// Look up its templates, users and lists, then expand it.
+    /// Look up the notification's templates, users and lists, then expand it.
     LookUp(Delivery, Box<Lookup>),
     /// The tenant has no provider for inboxes yet. Create one, then claim the row again.
     MakeInApp(Delivery),
 }
 
-/// A target that ends, or may end, without an attempt: what is counted and logged when it is written.
+/// A target that ends, or may end, without an attempt. It is counted and logged when it is written.
 #[derive(Clone)]
 struct Ended {
     n: i32,
     state: FinishedState,
     code: &'static str,
     noted: Noted,
-    /// Whether it ends only if another delivery holds its send key, or if a throttle or digest takes it.
+    /// Whether the target ends only if another delivery holds its send key, or if a throttle or digest takes it.
     if_written: bool,
 }
 
-/// The steps of a batch, sorted by what is done with them.
+/// The steps of a batch, grouped by kind.
 #[derive(Default)]
 struct Sorted {
     /// Notifications that are sent from their own rows, by lane.
@@ -102,7 +102,7 @@ pub async fn expand_batch(
         sorted.add(crew, table, step(delivery, &note, table, clock.now()), note);
     }
     let sought = sorted.begin(crew, clock, &mut slots).await;
-    // They come last, so that direct messages do not wait for a lookup.
+    // Lookups come last, so that direct messages do not wait for them.
     if !sought.is_empty() {
         expand_sought(crew, table, sought, clock, &mut slots).await;
     }
@@ -183,7 +183,7 @@ impl Sorted {
         }
     }
 
-    /// Starts the sends and writes the rest. Returns what must be looked up.
+    /// Starts the sends and writes the rest. Returns the notifications that need a lookup.
     async fn begin(
         self,
         crew: &Arc<Crew>,
@@ -269,7 +269,7 @@ async fn write_all(crew: &Crew, steps: Vec<Step>, now: Timestamp) {
             Step::Expand(one, ended) => expanded.push((one, ended)),
             Step::Enter(lease, lane) => entering.push((lease, lane)),
             Step::SendAtOnce(..) | Step::Hold(..) | Step::Settle(_) | Step::LookUp(..) => {
-                unreachable!("sent or settled by now")
+                unreachable!("these steps were sent or settled before this match")
             }
         }
     }
@@ -440,7 +440,7 @@ fn step(delivery: Delivery, note: &StoredNotification, table: &Table, now: Times
     }
 }
 
-/// Decides what is done with a notification whose targets are known.
+/// Decides the next step for a notification whose targets are known.
 fn expanded(
     delivery: Delivery,
     note: &StoredNotification,
@@ -472,7 +472,7 @@ fn expand(delivery: &Delivery, targets: Vec<Target>, table: &Table) -> Step {
     Step::Expand(Expanded::new(Lease::of(delivery), targets), vec![])
 }
 
-/// Decides how the next part of a large expansion is handled.
+/// Decides the next step for a part of a large expansion.
 fn next_part(delivery: &Delivery, part: Part, table: &Table) -> Step {
     match expand(delivery, vec![], table) {
         Step::Expand(..) => {}
@@ -484,7 +484,7 @@ fn next_part(delivery: &Delivery, part: Part, table: &Table) -> Step {
     Step::WritePart(part, vec![])
 }
 
-/// Decides how a notification with one target is handled. It is sent from its own row if its lane allows that. If a
+/// Decides the next step for a notification with one target. It is sent from its own row if its lane allows that. If a
 /// previous lease expired, its holder may have sent the notification. That outcome is unknown, so the guarantee
 /// decides.
 fn only_target(delivery: Delivery, note: &StoredNotification, target: Target, table: &Table, now: Timestamp) -> Step {

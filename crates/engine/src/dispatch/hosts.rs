@@ -42,8 +42,8 @@ const ABOUT: Duration = Duration::from_secs(60);
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 /// How long a delivery is put off when its host was closed and this process has not read that from the database yet.
 const UNREAD_WAIT: Duration = Duration::from_secs(1);
-/// How long a delivery is put off for a paused host, or for a slow host with a long backlog. Grows up to twice this
-/// time with the number of waiting deliveries.
+/// How long a delivery is put off for a paused host, or for a slow host with a long backlog. The time grows with the
+/// number of waiting deliveries, to at most twice this value.
 const LOOK: Duration = Duration::from_secs(300);
 /// The longest time for which a delivery is put off for a held host. The hold may end early while the delivery is being
 /// put off.
@@ -85,13 +85,13 @@ enum SlotOutcome {
 #[derive(Default)]
 pub struct Hosts {
     by_name: Mutex<HashMap<Arc<str>, Host>>,
-    /// The closed hosts in memory may be outdated, so all must be read again. Shared by all lanes.
+    /// Whether the closed hosts in memory may be outdated, so that all must be read again. Shared by all lanes.
     is_stale: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
 struct Host {
-    /// Until when the host asked us to send nothing, by the database's clock.
+    /// The time until which the host asked us to send nothing, by the database's clock.
     held_until: Option<Timestamp>,
     paused: bool,
     /// Closes the host while a pause or hold could not be written to the database.
@@ -104,7 +104,7 @@ struct Host {
     next_free: Option<Instant>,
     /// How many deliveries were put off since the host was last quick or was last closed or opened.
     put_off: u32,
-    /// Deliveries were put off because the host was held or paused.
+    /// Whether deliveries were put off because the host was held or paused.
     keeps_waiting: bool,
     used_at: Option<Instant>,
     freed: Arc<Notify>,
@@ -232,7 +232,7 @@ impl Hosts {
         known.unwritten.get_or_insert_with(|| Arc::new(LocalClose::of_host(host.into()))).clone()
     }
 
-    /// Notes that a pause or hold was written, which replaces an earlier unwritten one.
+    /// Records that a pause or hold was written, which replaces an earlier unwritten one.
     pub fn written(&self, host: &str, demand: &CloseDemand) {
         if let Some(unwritten) = self.lock().get(host).and_then(|host| host.unwritten.clone()) {
             unwritten.open(demand);
@@ -345,7 +345,7 @@ impl Crowd {
     }
 }
 
-/// When many hosts are remembered, forgets those that are not in use and have been idle for long.
+/// Forgets hosts that are not in use and have been idle for long, once many hosts are remembered.
 fn forget_the_idle(hosts: &mut HashMap<Arc<str>, Host>, at: Instant, now: Timestamp) {
     if hosts.len() < REMEMBERED {
         return;
@@ -358,7 +358,7 @@ fn forget_the_idle(hosts: &mut HashMap<Arc<str>, Host>, at: Instant, now: Timest
 }
 
 impl Host {
-    /// Whether the host must be remembered. A hold that is over is no reason to remember it.
+    /// Returns whether the host must be remembered. A hold that is over is no reason to remember it.
     fn is_needed(&self, now: Timestamp) -> bool {
         let is_held = self.held_until.is_some_and(|until| until > now);
         !self.under_way.is_empty()

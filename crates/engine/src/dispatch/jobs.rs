@@ -1,4 +1,4 @@
-//! Runs operators' jobs in slices, beside the dispatcher and at the pace of each job.
+//! Runs operators' jobs in slices, concurrently with the dispatcher and at the pace of each job.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

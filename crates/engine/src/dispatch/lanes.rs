@@ -39,7 +39,7 @@ pub struct Lane {
     pub driver: Result<Arc<dyn Driver>, NotBuilt>,
     /// How long the provider remembers the key of a delivery.
     pub key_window: Duration,
-    /// Slots: how many sends may be in flight.
+    /// The slots of the lane: how many sends may be in flight.
     pub slots: Arc<Semaphore>,
     /// Whether deliveries wait in this lane's queue. Newer deliveries must not overtake them.
     pub backlog: Arc<AtomicBool>,
@@ -59,7 +59,7 @@ pub struct Lane {
 type Stirred = Arc<Mutex<Vec<i32>>>;
 
 impl Lane {
-    /// Whether a send could begin now: the lane is served, and no hold is in force.
+    /// Returns whether a send could begin now: the lane is served, and no hold is in force.
     fn is_open(&self, now: Timestamp) -> bool {
         self.is_served() && self.provider.held_until.is_none_or(|until| until <= now)
     }
@@ -71,7 +71,7 @@ impl Lane {
         if self.provider.rate() != provider.rate() {
             self.permits.expect_after(Duration::ZERO);
         }
-        // A pause or hold that was demanded under other settings says nothing about the present settings.
+        // A pause or hold that was demanded under other settings says nothing about the current settings.
         let local_close =
             if self.provider.revision == provider.revision { self.local_close.clone() } else { Arc::default() };
         let backoff = self.backoff.clone();
@@ -93,7 +93,7 @@ impl Lane {
         Self { name, slots, backlog, permits, local_close, backoff, hosts: None, stirred, key_window, provider, driver }
     }
 
-    /// Whether the lane delivers into inboxes. The settler writes those messages.
+    /// Returns whether the lane delivers into inboxes. The settler writes those messages.
     pub fn is_inbox(&self) -> bool {
         driver::destination(&self.provider.driver) == Destination::Inbox
     }
@@ -116,8 +116,8 @@ impl Lane {
         self.driver.as_ref().ok()?.host_of(delivery.facts.target())
     }
 
-    /// Whether this process may begin sends on the lane at all. If the driver cannot be built here, for example because
-    /// the secrets key is missing, the lane is left to other processes and `doctor` reports it.
+    /// Returns whether this process may begin sends on the lane at all. If the driver cannot be built here, for example
+    /// because the secrets key is missing, the lane is left to other processes and `doctor` reports it.
     fn is_served(&self) -> bool {
         !self.provider.is_paused() && self.driver.is_ok() && !self.local_close.is_unwritten()
     }
@@ -145,7 +145,7 @@ impl Lane {
 pub struct Table {
     lanes: CowMap<Arc<Lane>>,
     by_tenant: CowMap<Arc<Vec<Provider>>>,
-    /// The templates of tenants, and what else decides how notifications are expanded.
+    /// The templates of tenants, and their other settings that affect how notifications are expanded.
     pub content: ContentIndex,
     lease: Duration,
     /// When a change last could have altered the routing. Earlier notifications may have gone to another provider.
@@ -192,15 +192,16 @@ impl Table {
         }
     }
 
-    /// Whether a notification with one target may be sent on this lane from its own row, without a row for the target.
-    /// It may not if the send must be announced, needs a longer lease or a permit, or would overtake waiting
+    /// Returns whether a notification with one target may be sent on this lane from its own row, without a row for the
+    /// target. It may not if the send must be announced, needs a longer lease or a permit, or would overtake waiting
     /// deliveries.
     pub fn may_send_at_once(&self, lane: &Lane, now: Timestamp) -> bool {
         lane.provider.guarantee != Guarantee::AtMostOnce && self.may_keep_lease(lane, now)
     }
 
-    /// Whether the only target of a notification may keep the lease under which it was expanded, and be sent without
-    /// another claim. It may not if the send needs a longer lease or a permit, or would overtake waiting deliveries.
+    /// Returns whether the only target of a notification may keep the lease under which it was expanded, and be sent
+    /// without another claim. It may not if the send needs a longer lease or a permit, or would overtake waiting
+    /// deliveries.
     pub fn may_keep_lease(&self, lane: &Lane, now: Timestamp) -> bool {
         !lane.is_limited()
             && lane.is_open(now)
@@ -236,16 +237,17 @@ pub struct Wants {
     pub limited: BTreeMap<Duration, Vec<Want>>,
     /// Where to search for other lanes with due work. The claim with the usual lease length carries the search.
     pub search: Search,
-    /// There is no room to expand more notifications. More may be due, whatever the claim finds.
+    /// Whether there is no room to expand more notifications. If so, more may be due, regardless of the result of the
+    /// claim.
     pub full: bool,
 }
 
 /// How thoroughly to look for due work.
 #[derive(Debug, Clone, Copy)]
 pub struct LookMode {
-    /// The last look for due work found some.
+    /// Whether the last check of the queue found due work.
     pub busy: bool,
-    /// The search must not be deferred, whatever it costs.
+    /// Whether the search must not be deferred, regardless of its cost.
     pub insists: bool,
 }
 
@@ -331,11 +333,12 @@ impl Lanes {
         let apart = |lane: Lane| Arc::new(lane.telling_hosts_apart(Some(known), &self.host_registry));
         match &known.driver {
             Ok(_) if known.provider == provider => known.clone(),
-            // Only a hold was set or ended, which makes no new revision. The driver and its connections are kept.
+            // Only a hold was set or ended, which does not change the revision. The driver and its connections are
+            // kept.
             Ok(driver) if known.provider.revision == provider.revision => {
                 apart(known.with(provider, Ok(driver.clone())))
             }
-            // Also tries again to build a driver that could not be built, because the key may be available now.
+            // A driver that could not be built before is tried again, because the key may be available now.
             _ => {
                 let driver = build(tools, &provider, Some(known));
                 apart(known.with(provider, driver))
@@ -365,7 +368,7 @@ impl Lanes {
         self.table = Arc::new(table);
     }
 
-    /// Returns the providers whose secrets this process cannot open.
+    /// Returns the providers whose secrets this process cannot decrypt.
     pub fn unopened(&self) -> Vec<Unopened> {
         let unopened = |id: &i32| {
             let lane = self.table.lane(*id)?;
@@ -392,7 +395,7 @@ impl Lanes {
         self.turns.look_anew();
     }
 
-    /// Whether the present search has covered all lanes.
+    /// Returns whether the current search has covered all lanes.
     pub fn is_through(&self) -> bool {
         self.turns.is_through()
     }
@@ -460,8 +463,8 @@ impl Lanes {
         self.table.of_tenant(tenant).filter(may).map(|lane| Want { lane: lane.provider.id, quota: batch }).collect()
     }
 
-    /// Learns from a claim. A lane that filled its quota may hold more deliveries; a lane that did not is empty.
-    /// Returns the lanes that the search found.
+    /// Updates the known lanes after a claim. A lane that filled its quota may hold more deliveries; a lane that did
+    /// not is empty. Returns the lanes that the search found.
     pub fn note_claim(&mut self, wants: &[Want], search: &Search, claim: &Claim, took: Duration) -> Vec<i32> {
         let filled = self.turns.note(wants, search, claim, took);
         for want in wants.iter().filter(|want| !is_expansion(want.lane)) {
@@ -475,8 +478,8 @@ impl Lanes {
         claim.searched.lanes.clone()
     }
 
-    /// Learns from a claim on rate-limited lanes. If the claim reports nothing about a lane, the lane has nothing due
-    /// or another process is claiming from it.
+    /// Updates the known permits after a claim on rate-limited lanes. If the claim reports nothing about a lane, the
+    /// lane has nothing due or another process is claiming from it.
     pub fn note_limited(&mut self, wants: &[Want], found: &LimitedClaim) {
         for lane in wants.iter().filter_map(|want| self.table.lane(want.lane)) {
             let metered = found.lanes.iter().find(|metered| metered.lane == lane.provider.id);

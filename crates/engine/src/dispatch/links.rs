@@ -1,4 +1,5 @@
-//! The unsubscribe links of a batch. What they need is read once for the batch, and only if a template shows a link.
+//! The unsubscribe links of a batch. Keys and mandatory event types are read once for the batch, and only if a template
+//! shows a link.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -11,7 +12,7 @@ use crate::db::DbError;
 use crate::store::Store;
 use crate::unsubscribe::{Unsubscribe, Who};
 
-/// Signs links, or knows why there is none.
+/// Signs unsubscribe links. Some deliveries have no link, and the error says why.
 #[derive(Default)]
 pub struct Links {
     public_url: String,
@@ -36,8 +37,9 @@ impl Links {
         Ok(Self { public_url: public_url.to_owned(), keys, mandatory })
     }
 
-    /// The link for the recipient of a delivery. A user stops messages of this event type on this channel; an address
-    /// of no user is suppressed on the channel. On every attempt it is the same text.
+    /// Returns the link for the recipient of a delivery. If the recipient is a user, the link stops messages of this
+    /// event type on this channel. Otherwise it suppresses the address on the channel. Every attempt gets the same
+    /// link.
     pub fn url(&self, facts: &Facts, note: &StoredNotification) -> Result<String, &'static str> {
         let key = self.keys.get(&note.tenant).ok_or(NO_PUBLIC_URL)?;
         if self.mandatory.contains(&(note.tenant, note.event_type.clone())) {

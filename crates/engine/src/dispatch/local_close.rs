@@ -90,20 +90,20 @@ async fn is_closed_by_others(store: &Store, provider: &Provider) -> Result<bool,
 /// Whether a lane or host is closed in this process, regardless of its state in the database.
 #[derive(Default)]
 pub struct LocalClose {
-    /// A pause or hold could not be written yet. Read for every lane at every claim.
+    /// Whether a pause or hold could not be written yet. Read for every lane at every claim.
     is_unwritten: AtomicBool,
     backoff: Backoff,
     state: Mutex<CloseState>,
     /// The host that is closed. `None` for the whole lane.
     host: Option<Arc<str>>,
-    /// A pause or hold was written and may still be in force. Read before every send.
+    /// Whether a pause or hold was written and may still be in force. Read before every send.
     is_closed: AtomicBool,
 }
 
 #[derive(Default)]
 struct CloseState {
     demand: Option<CloseDemand>,
-    /// A task of this process repeats the write.
+    /// Whether a task of this process repeats the write.
     is_tried: bool,
     /// When a written hold ends, or when this process has certainly read a written pause.
     closed_until: Option<Instant>,
@@ -163,7 +163,7 @@ impl LocalClose {
         self.is_unwritten.store(false, Ordering::Release);
     }
 
-    /// Notes that the demand is written, so that claims find the lane closed. Deliveries that were claimed earlier must
+    /// Records that the demand is written, so that claims find the lane closed. Deliveries that were claimed earlier must
     /// not begin either, so the lane stays closed in this process for a time.
     pub fn note_written(&self, written: &CloseDemand) {
         let closed_for = match written {
@@ -178,7 +178,7 @@ impl LocalClose {
         self.open(written);
     }
 
-    /// Whether a written pause or hold is still in force, as far as this process knows.
+    /// Returns whether a written pause or hold is still in force, as far as this process knows.
     pub fn is_closed(&self) -> bool {
         if !self.is_closed.load(Ordering::Acquire) {
             return false;

@@ -1,5 +1,5 @@
-//! Looks up what notifications need before they can be expanded: templates, users, lists, suppressions. A batch takes
-//! a fixed number of queries, however large it is.
+//! Looks up the data that notifications need before they can be expanded: templates, users, lists, suppressions. A
+//! batch takes a fixed number of queries, however large it is.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -19,35 +19,35 @@ use super::{Crew, attempt};
 use crate::db::DbError;
 use crate::store::{Expanded, Lease, NextPart, Part, VersionKey};
 
-/// The most targets that a notification with lists writes in one transaction. A larger one is expanded in parts of this
-/// size.
+/// The most targets that a notification with lists writes in one transaction. A notification with more targets is
+/// expanded in parts of this size.
 const TARGETS: usize = 1000;
-/// How long the templates of one tenant may take to give addresses for one batch. What is left goes back to the queue,
-/// so that a tenant with slow templates holds up no other.
+/// How long the templates of one tenant may take to give addresses for one batch. The remaining notifications go back
+/// to the queue, so that a tenant with slow templates does not delay other tenants.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A claimed notification, and what it needs.
+/// A claimed notification, and the data that must be looked up for it.
 pub type Sought = (Delivery, Arc<StoredNotification>, Lookup);
 
-/// What is done with a notification whose lookup is done.
+/// The next step for a notification after its lookup.
 pub enum Answer {
-    /// Its targets are known.
+    /// Write the known targets.
     Expansion(Expansion),
-    /// It has too many targets for one transaction. It is expanded in parts.
+    /// Expand the notification in parts, because it has too many targets for one transaction.
     BeginParts {
-        /// Its recipients other than lists.
+        /// The notification's recipients other than lists.
         named: Vec<ListMember>,
         lists: Vec<String>,
     },
-    /// The next part of a large expansion.
+    /// Write the next part of a large expansion.
     Part(Part),
-    /// Its tenant's templates took too long. It waits for its next turn.
+    /// The tenant's templates took too long. Release the notification until a later claim.
     Wait,
 }
 
 pub type Answered = (Delivery, Arc<StoredNotification>, Answer);
 
-/// Returns what a notification needs before it can be expanded. `None` if it needs nothing.
+/// Returns the data that must be looked up before a notification can be expanded. `None` if nothing must be looked up.
 pub fn of(delivery: &Delivery, note: &StoredNotification, table: &Table) -> Option<Lookup> {
     let lookup = model::lookup(note, table.content.get(note.tenant), pin_of(delivery, note, table))?;
     Some(match delivery.lost_since {
@@ -57,7 +57,8 @@ pub fn of(delivery: &Delivery, note: &StoredNotification, table: &Table) -> Opti
     })
 }
 
-/// What a resend or a digest has fixed on the notification's own row (`store/acts/resend.rs`, `store/queue/pacing.rs`).
+/// Returns the template and version that a resend or a digest has fixed on the notification's own row
+/// (`store/acts/resend.rs`, `store/queue/pacing.rs`).
 fn pin_of(delivery: &Delivery, note: &StoredNotification, table: &Table) -> Pin {
     let facts = &delivery.facts;
     let (id, version) = match (&facts.template, facts.template_version) {
@@ -65,7 +66,7 @@ fn pin_of(delivery: &Delivery, note: &StoredNotification, table: &Table) -> Pin 
         (None, Some(_)) => return Pin::Direct,
         _ => return Pin::None,
     };
-    // A digest takes the template's newest version, unless the template is not used any more.
+    // A digest uses the template's newest version, unless the template is no longer active.
     let present = table.content.get(note.tenant).and_then(|content| content.template(&note.event_type, &id));
     let version = present.filter(|_| !note.is_resend()).map_or(version, |entry| entry.version);
     Pin::Template(Box::new(TemplateEntry {
@@ -142,7 +143,7 @@ async fn next_part(
     Ok(Part { expanded: Expanded { lease: Lease::of(delivery), targets, first }, until, is_last })
 }
 
-/// Notifications by the addresses that their templates give.
+/// The addresses that templates give, by notification.
 type Own = HashMap<uuid::Uuid, Vec<OwnAddress>>;
 
 /// Renders the addresses that templates give themselves. Tenants do not wait for each other. Returns the notifications
@@ -201,12 +202,12 @@ async fn lists(crew: &Crew, batch: &[Sought]) -> Result<HashMap<(i32, String), V
         .flat_map(|(_, note, lookup)| lookup.lists.iter().map(|name| (note.tenant, name.clone())))
         .collect();
     let names: Vec<_> = names.into_iter().collect();
-    // One more than is allowed tells that there are too many.
+    // One member more than allowed is read, to detect that there are too many.
     let found = crew.tools.store.members_of(&names, TARGETS + 1).await?;
     Ok(found.into_iter().map(|(key, list)| (key, list.members)).collect())
 }
 
-/// All users of a batch: those that notifications name, members of lists, and owners of inboxes.
+/// Returns all users of a batch: users that notifications name, members of lists, and owners of inboxes.
 fn users(batch: &[Sought], found: &Found, own: &Own) -> Vec<(i32, String)> {
     let mut users: BTreeSet<(i32, String)> = BTreeSet::new();
     for (_, note, lookup) in batch {
@@ -221,7 +222,7 @@ fn users(batch: &[Sought], found: &Found, own: &Own) -> Vec<(i32, String)> {
     users.into_iter().collect()
 }
 
-/// Skips suppressed addresses. Only tenants that have suppressions are asked for.
+/// Skips suppressed addresses. Only addresses of tenants with suppressions or preferences are looked up.
 async fn skip_suppressed(crew: &Crew, table: &Table, answered: &mut [Answered]) -> Result<(), DbError> {
     let is_guarded = |tenant: i32| table.content.get(tenant).is_some_and(|content| content.is_guarded);
     let mut addresses: BTreeSet<(i32, String, String)> = BTreeSet::new();

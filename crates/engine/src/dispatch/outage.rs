@@ -1,4 +1,4 @@
-//! The log of an outage of the database: one line when it is lost, one when it is back, few in between.
+//! The log of an outage of the database: one line when the database is lost, one when it is back, few in between.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use crate::db::{DbError, postgres};
 /// How often one duty may log that it fails.
 const PACE: Duration = Duration::from_secs(10);
 
-/// What the tasks of one dispatcher have logged about the database.
+/// The log lines that the tasks of one dispatcher have written about the database.
 #[derive(Debug, Default)]
 pub struct OutageLog {
     is_lost: AtomicBool,
@@ -40,7 +40,7 @@ impl OutageLog {
     /// Logs that the database is back, if it was lost.
     pub fn worked(&self) {
         if self.is_lost.load(Ordering::Relaxed) && self.is_lost.swap(false, Ordering::Relaxed) {
-            tracing::info!("the database is back; deliveries go on");
+            tracing::info!("the database is back; deliveries continue");
         }
     }
 

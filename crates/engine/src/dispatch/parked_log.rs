@@ -35,7 +35,7 @@ impl About {
     }
 }
 
-/// Whether a delivery was parked. Only then are details for the log line collected.
+/// Returns whether a delivery was parked. Details for the log line are collected only for parked deliveries.
 pub fn is_parked(finish: Finish) -> bool {
     matches!(finish, Finish::Ended(FinishedState::Parked(_)))
 }

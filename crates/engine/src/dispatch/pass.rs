@@ -17,7 +17,7 @@ pub enum PassOutcome {
     Elsewhere,
     /// The pass ended, and all sends that it began are finished.
     Done {
-        /// The pass ran out of time, so due work may be left.
+        /// Whether the pass ran out of time, so that due work may be left.
         more: bool,
     },
 }
@@ -46,7 +46,7 @@ impl Dispatcher {
         passed.map(|more| PassOutcome::Done { more })
     }
 
-    /// Whether nothing is in flight except results that the database refuses.
+    /// Returns whether nothing is in flight except results that the database refuses.
     pub(super) fn is_quiet(&self) -> bool {
         self.crew.leases.len() <= self.crew.settler.unwritten()
     }

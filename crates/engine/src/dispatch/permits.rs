@@ -26,7 +26,7 @@ struct PermitCounts {
 }
 
 impl LanePermits {
-    /// Whether the lane may have a permit now.
+    /// Returns whether the lane may have a permit now.
     pub fn may_have_one(&self) -> bool {
         self.next_at().is_none_or(|at| at <= clock::monotonic())
     }
@@ -50,7 +50,7 @@ impl LanePermits {
         std::mem::take(&mut reading.unused)
     }
 
-    /// Whether any batch holds permits that may come back unused.
+    /// Returns whether any batch holds permits that may come back unused.
     pub fn are_under_way(&self) -> bool {
         self.lock().under_way > 0
     }

@@ -31,7 +31,7 @@ pub(super) struct Rendering {
 /// A claimed delivery and its rendered content.
 pub(super) type Rendered = (Claimed, Rendering);
 
-/// Why a delivery cannot be rendered: code and sentence.
+/// The reason why a delivery cannot be rendered: a code and a sentence.
 type Refusal = (&'static str, String);
 
 impl Rendering {
@@ -59,7 +59,7 @@ pub(super) async fn render_all(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, no
         Ok(loaded) => loaded,
         Err(problem) => {
             let wait = crew.reading.wait();
-            tracing::warn!(%problem, ?wait, "could not read templates or the items of digests; the deliveries are returned and wait");
+            tracing::warn!(%problem, ?wait, "could not read templates or the items of digests; the deliveries go back to the queue and are tried again after the wait");
             crew.settler.put_off(templated.iter().map(|(delivery, _)| Lease::of(delivery)), now.plus(wait));
             return rendered;
         }
@@ -73,7 +73,7 @@ pub(super) async fn render_all(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, no
     rendered
 }
 
-/// What a batch is rendered with.
+/// The template versions, links and digest items with which a batch is rendered.
 struct Ingredients {
     versions: Versions,
     links: Links,
@@ -99,13 +99,13 @@ async fn load(crew: &Crew, batch: &[Claimed]) -> Result<Ingredients, DbError> {
     Ok(Ingredients { versions, links, items })
 }
 
-/// The deliveries of digests.
+/// Returns the keys of the notifications in the batch that may be digests.
 fn digests(batch: &[Claimed]) -> Vec<DigestKey> {
     let own = batch.iter().filter(|(_, note)| note.may_be_digest());
     own.map(|(_, note)| (note.tenant, note.id)).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// What a notification is rendered from: its payload, or the items of a digest.
+/// Returns the payload from which a notification is rendered: its own payload, or the items of a digest.
 fn payload_of(note: &StoredNotification, items: &HashMap<Uuid, Vec<Box<RawValue>>>) -> FlatPayload {
     match items.get(&note.id) {
         Some(items) => FlatPayload::new(&digest_payload(items)),
@@ -141,7 +141,7 @@ fn renderer(
     }
 }
 
-/// Writes warnings for the log of attempts.
+/// Formats warnings for the log of attempts.
 fn written(warnings: &[Warning]) -> Option<String> {
     let one = |warning: &Warning| match (warning.line, warning.column) {
         (Some(line), Some(column)) => {

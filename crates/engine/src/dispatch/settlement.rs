@@ -15,7 +15,7 @@ use crate::store::{Attempted, Lease, Settlement};
 /// Codes, details and excerpts of answers are cut to this many characters.
 const TEXT_CHARS: usize = 1000;
 
-/// Returns what the settler writes for an attempt.
+/// Returns the settlement that the settler writes for an attempt.
 pub(super) fn settlement(
     (delivery, note): (&Delivery, &StoredNotification),
     lane: &Lane,

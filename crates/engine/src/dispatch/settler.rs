@@ -73,7 +73,7 @@ impl Noted {
 /// State about results that are known and not written.
 #[derive(Default)]
 struct Unwritten {
-    /// The last write found the database unreachable.
+    /// Whether the last write found the database unreachable.
     is_away: AtomicBool,
     /// How many results the database refused. They are kept and written again.
     refused: AtomicUsize,
@@ -112,13 +112,13 @@ impl Settler {
         self.tally.clone()
     }
 
-    /// Whether the writing task has ended. That is a bug, and the dispatcher then ends the process.
+    /// Returns whether the writing task has ended. That is a bug, and the dispatcher then ends the process.
     pub fn is_gone(&self) -> bool {
         self.results.is_closed()
     }
 
-    /// Whether nothing more should be claimed. While results cannot be written, a new claim might take over an expired
-    /// lease of this same process.
+    /// Returns whether nothing more should be claimed. While results cannot be written, a new claim might take over an
+    /// expired lease of this same process.
     pub fn is_behind(&self) -> bool {
         self.unwritten_results.is_away.load(Ordering::Relaxed) || self.unwritten() >= ROOM
     }
@@ -212,7 +212,7 @@ struct ResultWriter {
     unwritten_results: Arc<Unwritten>,
 }
 
-/// Writes one batch while the next one is collected. A second write starts beside the first when half a batch has been
+/// Writes one batch while the next one is collected. A second write starts in parallel when half a batch has been
 /// collected, so that the database is not idle while a commit waits for the disk.
 async fn write_all(writer: Arc<ResultWriter>, mut received: mpsc::UnboundedReceiver<PendingResult>) {
     let (mut gathered, mut writing, mut open) = (Vec::new(), JoinSet::new(), true);
@@ -344,7 +344,7 @@ impl ResultWriter {
         let settled = settled.unwrap_or_else(|_panic| {
             Err(DbError::Refused {
                 code: "panic".into(),
-                message: "the code that writes the results of sends panicked".into(),
+                message: "the code that writes the results of sends panicked; report it as a bug".into(),
             })
         });
         let is_away = settled

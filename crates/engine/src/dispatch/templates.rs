@@ -1,5 +1,6 @@
 //! Compiled versions of templates, and the threads that compile and render. A tenant's templates are untrusted: each
-//! rendering has limits of its own (`template::limits` of crates/channel), and long work gives way to others.
+//! rendering has its own limits (`template::limits` of crates/channel), and long work is interrupted so that other
+//! batches get their turn.
 
 use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,24 +18,24 @@ use super::links::Links;
 use crate::db::DbError;
 use crate::store::{Store, VersionKey};
 
-/// How many compiled versions are kept. What was used longest ago goes first.
+/// How many compiled versions are kept. The least recently used version is dropped first.
 const KEPT: usize = 1000;
 /// How many sources one query reads. A source has up to half a megabyte with its layout and partials.
 const SOURCES: usize = 100;
-/// How long a thread compiles or renders for one batch before it gives way to the next.
+/// How long a thread compiles or renders for one batch before the next batch gets its turn.
 const TURN: Duration = Duration::from_millis(50);
 
-/// A version that was read, and compiled or not.
+/// A version that was read: its compiled form, or the problem that prevented compiling it.
 pub struct Version {
     compiled: Result<Compiled, Problem>,
-    /// Whether it has a part `to`.
+    /// Whether the template has a part `to`.
     has_to: bool,
 }
 
-/// Versions of one batch. A version that does not exist is missing.
+/// The versions that a batch needs. A version that does not exist has no entry.
 pub type Versions = HashMap<VersionKey, Arc<Version>>;
 
-/// The cache of compiled versions, and the turns of those who compile and render.
+/// The cache of compiled versions, and the limit of threads that compile and render.
 pub struct Templates {
     kept: Mutex<Kept>,
     turns: Arc<Semaphore>,
@@ -54,7 +55,7 @@ impl Default for Templates {
 }
 
 impl Templates {
-    /// Returns compiled versions. Those that are not kept are read and compiled.
+    /// Returns compiled versions. Versions that are not in the cache are read and compiled.
     pub async fn load(&self, store: &Store, wanted: BTreeSet<VersionKey>) -> Result<Versions, DbError> {
         let (mut versions, mut missing) = (Versions::new(), vec![]);
         for key in wanted {
@@ -72,8 +73,8 @@ impl Templates {
         Ok(versions)
     }
 
-    /// Runs `work` for each item on another thread, in order. After [`TURN`] other batches have their turn before it
-    /// goes on.
+    /// Runs `work` for each item on another thread, in order. After [`TURN`] other batches have their turn before this
+    /// batch goes on.
     ///
     /// # Panics
     /// If the work panics.
@@ -137,7 +138,7 @@ impl Version {
         Self { compiled, has_to: source.to.is_some() }
     }
 
-    /// The address that the template itself gives: by its `to`, or else by a name of the payload.
+    /// Returns the address that the template itself gives: its `to`, or else the address in the payload.
     pub fn address(
         &self,
         entry: &TemplateEntry,
@@ -157,12 +158,12 @@ impl Version {
         to.ok_or_else(|| none("it has no `to`, and the payload has no address for the channel"))
     }
 
-    /// Whether it may show an unsubscribe link.
+    /// Returns whether the template may show an unsubscribe link.
     pub fn unsubscribes(&self) -> bool {
         self.compiled.as_ref().is_ok_and(Compiled::unsubscribes)
     }
 
-    /// Renders a delivery from what was fixed when it was expanded.
+    /// Renders a delivery from the facts that were fixed when it was expanded.
     pub fn render(
         &self,
         facts: &Facts,
@@ -186,7 +187,7 @@ impl Version {
     }
 }
 
-/// The user's fields that a template may read: those of the context, and the id.
+/// Returns the user's fields that a template may read: the fields of the context, and the id.
 fn user_of(facts: &Facts) -> Option<Value> {
     let id = facts.user_id.as_deref()?;
     let mut user = facts.context.as_deref().and_then(|context| serde_json::from_str(context).ok()).unwrap_or(json!({}));
@@ -197,7 +198,7 @@ fn user_of(facts: &Facts) -> Option<Value> {
     Some(user)
 }
 
-/// A panic in the renderer fails only the one rendering.
+/// Runs `work` and turns a panic into a failure of this one rendering.
 fn caught<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Failure::Failed(panicked())))
 }

@@ -37,7 +37,7 @@ pub fn expansion_lane(tenant: i32) -> i32 {
     -tenant
 }
 
-/// Whether a lane is an expansion lane.
+/// Returns whether a lane is an expansion lane.
 pub fn is_expansion(lane: i32) -> bool {
     lane < 0
 }
@@ -66,9 +66,9 @@ struct SearchPace {
     last_at: Option<Instant>,
     /// How many claims were made since the last piece of the search.
     claims: u32,
-    /// The last piece found a lane that the claim had not asked for.
+    /// Whether the last piece found a lane that the claim had not asked for.
     fruitful: bool,
-    /// Until when the search is deferred, unless the caller insists.
+    /// The time until which the search is deferred, unless the caller insists.
     next_at: Option<Instant>,
     slow: bool,
     /// Whether the piece that was last asked for was deferred because of `next_at`.
@@ -142,12 +142,12 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Notes that deliveries wait on this provider's lane.
+    /// Records that deliveries wait on this provider's lane.
     pub fn wait(&mut self, lane: i32) {
         self.lanes.insert(lane);
     }
 
-    /// Notes that nothing waits on this lane, or that this process cannot serve it.
+    /// Records that nothing waits on this lane, or that this process cannot serve it.
     pub fn forget(&mut self, lane: i32) {
         self.lanes.remove(&lane);
     }
@@ -194,13 +194,13 @@ impl Turns {
         self.recent.iter().copied().take(count)
     }
 
-    /// Starts a new search over all lanes, from its present position.
+    /// Starts a new search over all lanes, from the current position.
     pub fn look_anew(&mut self) {
         self.ranges.iter_mut().for_each(SearchRange::set_out);
         (self.pace.began, self.pace.pieces) = (None, 0);
     }
 
-    /// Whether the search has covered all lanes.
+    /// Returns whether the search has covered all lanes.
     pub fn is_through(&self) -> bool {
         self.ranges.iter().all(|side| side.state == SearchState::Through)
     }
@@ -235,8 +235,8 @@ impl Turns {
         Search { between, around, visits: (quota / 2).clamp(LEAST_VISITS, VISITS), quota, each }
     }
 
-    /// Learns from a claim how many rows each lane had and how long the claim took. Returns the lanes that filled their
-    /// quota.
+    /// Updates the known lanes after a claim: how many rows each lane had, and how long the claim took. Returns the
+    /// lanes that filled their quota.
     pub fn note(&mut self, wants: &[Want], search: &Search, claim: &Claim, took: Duration) -> BTreeSet<i32> {
         let mut given: FastMap<i32, i32> = FastMap::default();
         claim.deliveries.iter().for_each(|delivery| *given.entry(delivery.lane).or_default() += 1);

@@ -62,7 +62,7 @@ impl<const N: usize> Histogram<N> {
         self.observe(long.as_secs_f64(), u64::try_from(long.as_micros()).unwrap_or(u64::MAX));
     }
 
-    /// Records a size.
+    /// Records a size in the histogram.
     pub fn saw(&self, size: usize) {
         let size = u32::try_from(size).unwrap_or(u32::MAX);
         self.observe(size.into(), u64::from(size) * 1_000_000);

@@ -10,7 +10,7 @@ use super::{Metrics, PrometheusText};
 use crate::db::DbError;
 use crate::store::{KpiSettings, Kpis, Standing, Store};
 
-/// How long the last read state of the store is reused.
+/// How long a state of the store is reused after it was read.
 const FRESH: Duration = Duration::from_secs(5);
 
 /// Produces the text of `/metrics`.

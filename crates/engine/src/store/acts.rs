@@ -1,4 +1,4 @@
-//! Operators' actions on one delivery, on several, or on all that match a filter.
+//! Operators' actions on one delivery, on several deliveries, or on all deliveries that match a filter.
 
 pub(in crate::store) mod deliveries;
 pub(in crate::store) mod job_draft;

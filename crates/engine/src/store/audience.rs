@@ -1,7 +1,8 @@
-//! Reads users, members of lists and suppressions for the expansion. Each method takes a whole batch and makes a fixed
-//! number of queries, however large the batch is. Nothing is cached: a change counts until the expansion.
+//! Reads users, members of lists and suppressions for the expansion. Each method takes a whole batch and runs a fixed
+//! number of queries, however large the batch is. Nothing is cached, so a change takes effect until the expansion.
 //!
-//! On PostgreSQL the methods use the hot path's connections, so they work for all tenants and not on a handle of one.
+//! On PostgreSQL the methods use the hot path's connections, so they work for all tenants, and not on a handle for one
+//! tenant.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -20,7 +21,7 @@ use crate::store::users::quiet_hours;
 pub struct Members {
     /// Users and addresses, ordered. No member is a list.
     pub members: Vec<ListMember>,
-    /// Whether the list has more members than were asked for.
+    /// Whether the list has more members than requested.
     pub is_cut: bool,
 }
 
@@ -35,7 +36,7 @@ const PREFERENCES: &str = "SELECT p.tenant, p.user_id, p.event_type, p.channel, 
     FROM {given}
     JOIN postcommit.preference p ON p.tenant = ANY (ARRAY[g.tenant]) AND p.user_id = g.a";
 
-/// The lists inside of the given ones. UNION leaves out what was found before, so a cycle ends.
+/// Finds the lists inside the given lists. UNION leaves out lists that were found before, so a cycle ends.
 pub(in crate::store) const INSIDE: &str = "RECURSIVE inside (tenant, root, list) AS (
       SELECT l.tenant, l.name, l.name
       FROM {given}
@@ -45,7 +46,8 @@ pub(in crate::store) const INSIDE: &str = "RECURSIVE inside (tenant, root, list)
       FROM inside g
       JOIN postcommit.list_member m ON m.tenant = ANY (ARRAY[g.tenant]) AND m.list = g.list AND m.kind = 'list')";
 
-/// Each member of each root once, and at most `b` of them: the given text, because all parameters are texts.
+/// Finds each member of each root once, at most `b` members per root. `b` is cast to int, because all parameters are
+/// strings.
 const MEMBERS: &str = "SELECT tenant, root, kind, member, channel
     FROM (SELECT tenant, root, kind, member, channel,
         row_number() OVER (PARTITION BY tenant, root ORDER BY kind, member, channel) AS place
@@ -66,7 +68,7 @@ const SUPPRESSED: &str = "SELECT g.tenant, g.a, g.b, min(s.reason)
     GROUP BY g.tenant, g.a, g.b";
 
 impl Store {
-    /// Reads users: profile, usable addresses, preferences. A user of whom nothing is stored is not in the result.
+    /// Reads users: profile, usable addresses, preferences. A user without stored data is not in the result.
     pub async fn users_by_id(&self, users: &[(i32, String)]) -> Result<HashMap<(i32, String), KnownUser>, DbError> {
         let mut known: HashMap<(i32, String), KnownUser> = HashMap::new();
         if users.is_empty() {
@@ -99,7 +101,7 @@ impl Store {
         if lists.is_empty() {
             return Ok(HashMap::new());
         }
-        // One more is read, which tells whether there are more.
+        // One more member is read, to find out whether there are more.
         let limit = (most + 1).to_string();
         let given = lists.iter().map(|(tenant, name)| (*tenant, name.as_str(), limit.as_str())).collect();
         let members = format!("WITH {INSIDE} {MEMBERS}");
@@ -116,8 +118,8 @@ impl Store {
         Ok(found)
     }
 
-    /// Finds the suppressed ones among targets of tenant, channel and address. Returns the reason for each. A
-    /// suppression of channel `*` counts for every channel. One whose time is over does not count.
+    /// Finds suppressed addresses among the given tenants, channels and addresses. Returns the reason for each. A
+    /// suppression of channel `*` applies to every channel. An expired suppression does not apply.
     pub async fn suppressed(
         &self,
         targets: &[(i32, String, String)],

@@ -30,7 +30,7 @@ enum Count {
 /// The tenant to whose log the entry is written.
 #[derive(Debug, Clone, PartialEq)]
 enum Whose {
-    /// A tenant by number.
+    /// A tenant, by its number.
     Tenant(i32),
     /// A tenant by name. The change itself may create this tenant.
     Named(String),
@@ -95,9 +95,9 @@ pub struct AuditRow {
     pub tenant: String,
     /// When the change was made.
     pub at: Timestamp,
-    /// Who made the change.
+    /// The actor that made the change.
     pub actor: String,
-    /// What was done, as `noun.verb`.
+    /// The action, as `noun.verb`, such as `delivery.retry`.
     pub action: String,
     /// The object of the change.
     pub subject: String,
@@ -106,7 +106,7 @@ pub struct AuditRow {
     pub details: Option<Json>,
     /// How many objects the change concerned.
     pub count: i64,
-    /// The request that made the change.
+    /// The id of the request that made the change.
     pub request_id: Option<String>,
 }
 
@@ -135,7 +135,7 @@ const SELECT: &str = "SELECT a.id, t.name, a.at, a.actor, a.action, a.subject, a
     FROM postcommit.audit a JOIN postcommit.tenant t ON t.id = a.tenant";
 
 impl Store {
-    /// Returns the statement that writes an entry. It belongs into the transaction of the change.
+    /// Returns the statement that writes an entry. Run it in the transaction of the change.
     pub(in crate::store) fn audit(&self, entry: AuditEntry) -> Statement {
         // The SQL for the tenant of the log and for the default subject, and the parameter of both.
         let (whose, about, of) = match entry.whose {

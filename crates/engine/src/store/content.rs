@@ -1,4 +1,4 @@
-//! What the dispatcher reads of templates: which there are, by changes, and the sources of versions.
+//! Reads templates for the dispatcher: the index of templates, as changes, and the sources of versions.
 
 use std::collections::HashMap;
 
@@ -17,9 +17,9 @@ pub type VersionKey = (i32, String, i32);
 /// Changes of templates, event types and content settings. They are numbered together with the changes of providers.
 #[derive(Debug, Clone, Default)]
 pub struct ContentChanges {
-    /// Templates with their tenants, and whether each is used.
+    /// Templates with their tenants, and whether each template is active.
     pub templates: Vec<(i32, TemplateEntry, bool)>,
-    /// Tenants, their event types, whether users cannot opt out of each, and what each does in quiet hours.
+    /// Tenants, their event types, whether users cannot opt out of each, and how each is treated in quiet hours.
     pub event_types: Vec<(i32, String, bool, QuietRule)>,
     /// Tenants, their default languages and their time zones.
     pub defaults: Vec<(i32, Option<String>, Option<String>)>,
@@ -36,7 +36,7 @@ impl Store {
             FROM postcommit.template
             WHERE changed > $1
             ORDER BY tenant, id";
-        // The others are few and share a statement. The first column tells them apart.
+        // The other changes are few and share a statement. The first column distinguishes them.
         let others = "SELECT 1, tenant, name, mandatory AND deleted_at IS NULL,
               CASE WHEN deleted_at IS NULL THEN quiet_hours END
             FROM postcommit.event_type

@@ -1,8 +1,8 @@
-//! What the templates of a tenant have in common, and how their changes exclude each other.
+//! The settings that the templates of a tenant share, and the order of changes to a tenant's content.
 //!
 //! A version of a template holds copies of layouts, brand values and settings. So a save must not miss a concurrent
-//! change of what it copies: changes of one tenant's content run one after another, and each checks that what it was
-//! made from is still so.
+//! change of its sources: changes of one tenant's content run one after another, and each checks that its sources are
+//! still unchanged.
 
 use postcommit::Timestamp;
 use postcommit_channel::template::Missing;
@@ -14,7 +14,7 @@ use crate::store::lists::keyset::SqlParameters;
 use crate::store::providers::turn;
 use crate::store::{AuditEntry, Store};
 
-/// How many waiting notifications are examined to count those of an event type.
+/// How many waiting notifications are examined to count the notifications of an event type.
 pub const WAITING_EXAMINED: i64 = 10_000;
 /// How many template ids an audit entry lists.
 const NAMED: usize = 100;
@@ -22,19 +22,19 @@ const NAMED: usize = 100;
 /// The content settings of a tenant.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ContentSettings {
-    /// The language of users without one, as a tag such as `pt-BR`.
+    /// The language of users who have none, as a tag such as `pt-BR`.
     pub language: Option<String>,
     /// The time zone in which times are shown, by its IANA name. Default: UTC.
     pub time_zone: String,
-    /// The format of dates, by `strftime`. Default: `%d-%b-%Y`.
+    /// The format of dates, as a `strftime` pattern. Default: `%d-%b-%Y`.
     pub date_format: String,
-    /// What a missing placeholder becomes. Default: empty.
+    /// The treatment of a placeholder without a value. Default: empty.
     pub missing: Missing,
     /// Values that templates read as `brand.name`.
     pub brand: Json,
     /// Counts changes. 0 means that nothing was ever set.
     pub revision: i32,
-    /// When they were last changed.
+    /// When the settings were last changed.
     pub updated_at: Option<Timestamp>,
 }
 
@@ -52,16 +52,17 @@ impl Default for ContentSettings {
     }
 }
 
-/// What a version was made from. It is saved only if this is still so.
+/// The sources of a version. The version is saved only if they are still unchanged.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct MadeFrom {
-    /// The names of the layouts and partials that were looked up, and the revisions of those that the tenant has.
+    /// The names of the layouts and partials that were looked up, each with its revision, or `None` if the tenant does
+    /// not have it.
     pub layouts: Vec<(String, Option<i32>)>,
     /// The revision of the content settings.
     pub settings: i32,
 }
 
-/// How many notifications that are not expanded yet are of certain event types.
+/// The number of notifications of certain event types that are not expanded yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Waiting {
     pub count: i64,
@@ -69,7 +70,7 @@ pub struct Waiting {
     pub is_exact: bool,
 }
 
-/// The columns of a version that say what is rendered and how, in the order of the table.
+/// The columns of a version that determine the rendering, in the order of the table.
 pub(in crate::store) const VERSION_COLUMNS: &str = "tenant, template, version, recipient, subject, text, html, data,
     layout, parts, brand, missing, date_format, time_zone, created_at, created_by, note";
 
@@ -83,8 +84,8 @@ impl Store {
         rows.first().map_or_else(|| Ok(ContentSettings::default()), settings)
     }
 
-    /// Changes the content settings from what was read, and makes new versions of the templates that follow them.
-    /// Returns false if the settings or a template were changed in the meantime.
+    /// Changes the content settings, and creates new versions of the templates that follow them. Returns false if the
+    /// settings or a template have changed since they were read.
     pub async fn update_content_settings(
         &self,
         tenant: i32,
@@ -137,8 +138,8 @@ impl Store {
         self.change_content(tenant, statements, entry).await
     }
 
-    /// Returns the ids of the templates that follow a change of the settings: those whose present version has the same
-    /// value as the settings before it, and those that use brand values.
+    /// Returns the ids of the templates that follow a change of the settings: templates whose current version has the
+    /// same value as the settings before the change, and templates that use brand values.
     pub async fn templates_following(
         &self,
         tenant: i32,
@@ -173,8 +174,8 @@ impl Store {
         format!("({})", conditions.join(" OR "))
     }
 
-    /// Returns the condition that version `v` may read brand values. Each database finds a text in another with its own
-    /// function.
+    /// Returns the condition that version `v` may read brand values. Each database has its own function to search a
+    /// string.
     fn mentions_brand(&self) -> &'static str {
         match self.db.kind() {
             "postgres" => {
@@ -187,13 +188,13 @@ impl Store {
         }
     }
 
-    /// Returns the number of the last change of a tenant's templates. It grows with every change of one.
+    /// Returns the number of the last change of a tenant's templates. It grows with every change of a template.
     pub async fn last_template_change(&self, tenant: i32) -> Result<i64, DbError> {
         let sql = "SELECT coalesce(max(changed), 0) FROM postcommit.template WHERE tenant = $1";
         self.db.query(sql, vec![tenant.into()]).await?.first().map_or(Ok(0), |row| row.get(0))
     }
 
-    /// Counts notifications of these event types that are not expanded yet. What is expanded keeps its version.
+    /// Counts notifications of these event types that are not expanded yet. An expanded notification keeps its version.
     pub async fn waiting_of_types(&self, tenant: i32, event_types: &[String]) -> Result<Waiting, DbError> {
         let mut parameters = SqlParameters::default();
         let (tenant_, lane) = (parameters.add(tenant), parameters.add(-tenant));
@@ -212,7 +213,7 @@ impl Store {
         Ok(Waiting { count: row.get(1)?, is_exact: row.get::<i64>(0)? <= WAITING_EXAMINED })
     }
 
-    /// Returns the condition that a text is one of these.
+    /// Returns the condition that a column has one of these strings.
     pub(in crate::store) fn among(&self, column: &str, texts: &[String], parameters: &mut SqlParameters) -> String {
         let texts = parameters.add(Value::Texts(texts.to_vec()));
         match self.db.kind() {
@@ -221,7 +222,8 @@ impl Store {
         }
     }
 
-    /// Returns the condition that layouts and settings are as they were read. The tenant is parameter `$1`.
+    /// Returns the condition that layouts and settings are unchanged since they were read. The tenant is parameter
+    /// `$1`.
     pub(in crate::store) fn is_as_read(&self, from: &MadeFrom, parameters: &mut SqlParameters) -> String {
         let names: Vec<String> = from.layouts.iter().map(|(name, _)| name.clone()).collect();
         let of = |(name, revision): &(String, Option<i32>)| revision.map(|revision| format!("{name} {revision}"));
@@ -244,9 +246,9 @@ impl Store {
         mut statements: Vec<Statement>,
         entry: AuditEntry,
     ) -> Result<bool, DbError> {
-        // A change is numbered like one of a provider, and so takes its turn with them.
+        // Changes of content are numbered together with changes of providers, so both wait for the same turn.
         let _turn = turn().await?;
-        // SQLite has only one writer.
+        // On SQLite no lock is needed, because it has only one writer.
         let mut deciding = 0;
         if self.db.kind() == "postgres" {
             let one_by_one = "SELECT pg_advisory_xact_lock(hashtext('postcommit.template'), $1)";
@@ -257,11 +259,11 @@ impl Store {
     }
 }
 
-/// The templates and their present versions.
+/// The join of templates with their current versions.
 pub(in crate::store) const CURRENT: &str = "FROM postcommit.template t
     JOIN postcommit.template_version v ON v.tenant = t.tenant AND v.template = t.id AND v.version = t.version";
 
-/// Lets the templates of a tenant use the versions that were just made for them.
+/// Switches the templates of a tenant to the versions that were just created for them.
 pub(in crate::store) const USE_NEWEST: &str = "UPDATE postcommit.template AS t
     SET version = version + 1, revision = revision + 1, updated_at = {now}
     WHERE t.tenant = $1 AND t.deleted_at IS NULL
@@ -269,12 +271,12 @@ pub(in crate::store) const USE_NEWEST: &str = "UPDATE postcommit.template AS t
         FROM postcommit.template_version v
         WHERE v.tenant = t.tenant AND v.template = t.id AND v.version = t.version + 1)";
 
-/// The ids that an audit entry lists.
+/// Returns the ids that an audit entry lists.
 pub(in crate::store) fn named(ids: &[String]) -> Json {
     json!({"count": ids.len(), "ids": ids.iter().take(NAMED).collect::<Vec<_>>()})
 }
 
-/// The names of the settings that differ.
+/// Returns the names of the settings that differ.
 fn changed_settings(from: &ContentSettings, to: &ContentSettings) -> Vec<&'static str> {
     let differ = [
         ("language", from.language != to.language),
@@ -300,5 +302,6 @@ fn settings(row: &Row) -> Result<ContentSettings, DbError> {
 
 pub(in crate::store) fn missing(row: &Row, place: usize) -> Result<Missing, DbError> {
     let name: String = row.get(place)?;
-    Missing::from_name(&name).ok_or_else(|| DbError::Unreadable(format!("missing is {name:?}")))
+    Missing::from_name(&name)
+        .ok_or_else(|| DbError::Unreadable(format!("the column missing has the unknown value {name:?}")))
 }

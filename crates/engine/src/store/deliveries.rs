@@ -14,55 +14,56 @@ use crate::store::lists::keyset::{Page, Position};
 use crate::store::lists::rows::RowQuery;
 use crate::store::unreadable::{Reader, legible};
 
-/// A delivery.
+/// A delivery as lists show it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DeliveryRow {
-    /// `{notification}.{n}`.
+    /// The id of the delivery, `{notification}.{n}`.
     pub id: String,
-    /// The tenant that owns it.
+    /// The tenant that owns the delivery.
     pub tenant: String,
-    /// The notification it belongs to.
+    /// The notification that the delivery belongs to.
     pub notification_id: Uuid,
     /// The number of the target within the notification, from 1. 0 while the notification is not expanded.
     pub n: i32,
-    /// The event type.
+    /// The event type of the notification.
     pub event_type: String,
     /// The entity that the event is about.
     pub entity: Option<String>,
-    /// The channel.
+    /// The channel of the delivery.
     pub channel: Option<String>,
-    /// The provider's name.
+    /// The name of the provider.
     pub provider: Option<String>,
-    /// The address, masked.
+    /// The address of the recipient, masked.
     pub target: Option<String>,
-    /// The full address, only where it was asked for.
+    /// The full address. Set only if the request asked for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// The state.
+    /// The state of the delivery.
     pub state: String,
-    /// The reason, when parked.
+    /// The reason why the delivery is parked, if it is.
     pub reason: Option<String>,
-    /// Attempts since it was enqueued or last retried by an operator.
+    /// Attempts since the delivery was enqueued or last retried by an operator.
     pub attempts: i64,
     /// When the next attempt is due.
     pub next_attempt_at: Option<Timestamp>,
-    /// What an unfinished delivery waits for, in words: its due time, its provider, which is paused, or a process that
-    /// delivers. `null` when it is finished.
+    /// The cause for which an unfinished delivery waits, in words: its due time, its provider, which is paused, or a
+    /// process that delivers. `null` when the delivery is finished.
     pub waits_for: Option<String>,
-    /// Code of the last error.
+    /// The code of the last error.
     pub error_code: Option<String>,
-    /// What kind of failure the last error is, in one vocabulary over all providers.
+    /// The class of the last error. The classes are the same for all providers.
     pub error_class: Option<String>,
     /// The text of the last error.
     pub last_error: Option<String>,
     /// The provider's id of the message.
     pub provider_ref: Option<String>,
-    /// When it was enqueued.
+    /// When the delivery was enqueued.
     pub created_at: Timestamp,
-    /// When the provider took it.
+    /// When the provider accepted the message.
     pub sent_at: Option<Timestamp>,
-    /// When it was known to have arrived: by a receipt, by a person, or because the channel is the destination.
+    /// When the message was known to have arrived: by a receipt, by a person, or because the channel is the
+    /// destination.
     pub delivered_at: Option<Timestamp>,
     /// When the last attempt began.
     pub last_attempt_at: Option<Timestamp>,
@@ -70,44 +71,44 @@ pub struct DeliveryRow {
     pub updated_at: Timestamp,
     /// Whether an attempt since the last retry may have arrived although its outcome is unknown.
     pub unclear: bool,
-    /// Whether a driver for development recorded it instead of sending it.
+    /// Whether a driver for development recorded the message instead of sending it.
     pub captured: bool,
     /// The idempotency key of the notification.
     pub idempotency_key: String,
-    /// The template it is rendered by. `None`: the notification's own title and body.
+    /// The template with which the delivery is rendered. `null` if the notification's own title and body are sent.
     pub template: Option<String>,
     /// The version of the template.
     pub template_version: Option<i32>,
     /// The language of the message.
     pub language: Option<String>,
-    /// The user whose address it is. `None` for an address without a user.
+    /// The user who has the address. `null` for an address without a user.
     pub user_id: Option<String>,
-    /// Of a template that is sent once per entity: `{entity}:{event type}:{channel}:{template}`. Of a resend by a
-    /// template: the resend's own key.
+    /// The send key. For a template that is sent once per entity: `{entity}:{event type}:{channel}:{template}`. For a
+    /// resend with a template: the resend's own key.
     pub send_key: Option<String>,
-    /// Of a resend: the notification that it is a copy of.
+    /// For a resend, the id of the original notification.
     pub copy_of: Option<Uuid>,
-    /// Of a resend: who asked for it.
+    /// For a resend, the actor that requested it.
     pub asked_by: Option<String>,
 }
 
-/// An attempt.
+/// An attempt to send a delivery.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AttemptRow {
-    /// `{notification}.{n}` of the delivery.
+    /// The id of the delivery, `{notification}.{n}`.
     pub delivery_id: String,
     /// The number of the attempt, from 1. A retry by an operator does not reset it.
     pub seq: i32,
-    /// When it began.
+    /// When the attempt began.
     pub at: Timestamp,
-    /// The provider.
+    /// The name of the provider.
     pub provider: Option<String>,
-    /// The outcome.
+    /// The outcome of the attempt.
     pub outcome: String,
     /// The code of the error.
     pub code: Option<String>,
-    /// What kind of failure it is, in one vocabulary over all providers.
+    /// The class of the error. The classes are the same for all providers.
     pub error_class: Option<String>,
     /// The text of the error.
     pub detail: Option<String>,
@@ -117,75 +118,75 @@ pub struct AttemptRow {
     pub provider_ref: Option<String>,
     /// The beginning of the provider's answer, redacted.
     pub excerpt: Option<String>,
-    /// Whether a driver for development recorded it instead of sending it.
+    /// Whether a driver for development recorded the message instead of sending it.
     pub captured: bool,
 }
 
-/// Which deliveries to list. The order is newest first. As JSON, without tenant, position and page size, it is the
-/// filter of a job.
+/// A filter of deliveries. Lists are ordered newest first. Its JSON form, without tenant, position and page size, is
+/// the filter of a job.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct DeliveryFilter {
-    /// Only this tenant. `None` is all tenants.
+    /// Only deliveries of this tenant. `None` means all tenants.
     #[serde(skip)]
     pub tenant: Option<i32>,
-    /// Only in one of these states. Empty is any state.
+    /// Only deliveries in one of these states. Empty means any state.
     #[serde(rename = "state", skip_serializing_if = "Vec::is_empty")]
     pub states: Vec<String>,
-    /// Only parked for this reason.
+    /// Only deliveries that are parked for this reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Only on this channel.
+    /// Only deliveries over this channel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub channel: Option<String>,
-    /// Only of this provider.
+    /// Only deliveries of this provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provider: Option<String>,
-    /// Only of this event type.
+    /// Only deliveries of this event type.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub event_type: Option<String>,
-    /// Only about this entity.
+    /// Only deliveries about this entity.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entity: Option<String>,
-    /// Only from this site.
+    /// Only deliveries whose notification came from this site.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub site: Option<String>,
-    /// Only of this notification.
+    /// Only deliveries of this notification.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub notification_id: Option<Uuid>,
-    /// Only enqueued at this time or later.
+    /// Only deliveries that were enqueued at this time or later.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<Timestamp>,
-    /// Only enqueued before this time.
+    /// Only deliveries that were enqueued before this time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Timestamp>,
-    /// Only with at least this many attempts since it was enqueued or last retried.
+    /// Only deliveries with at least this many attempts since they were enqueued or last retried by an operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempts: Option<i64>,
-    /// Only with this code of the last error.
+    /// Only deliveries whose last error has this code.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_code: Option<String>,
-    /// Only with a last error of this class.
+    /// Only deliveries whose last error has this class.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_class: Option<String>,
-    /// Only to this user id or address, exactly.
+    /// Only deliveries to exactly this user id or address.
     #[serde(skip_serializing_if = "Option::is_none", alias = "target")]
     pub recipient: Option<String>,
-    /// True: only those that may have arrived although the outcome is unknown. False: only those for which no attempt
-    /// is unclear.
+    /// True: only deliveries that may have arrived although the outcome is unknown. False: only deliveries without an
+    /// unclear attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unclear: Option<bool>,
-    /// Only those that were first due longer ago than this and are not being sent.
+    /// Only deliveries that were first due longer ago than this and are not being sent.
     #[serde(skip)]
     pub stuck: Option<Duration>,
-    /// Whether the rows show the full address beside the masked one.
+    /// Whether the rows include the full address in addition to the masked one.
     #[serde(skip)]
     pub full: bool,
-    /// The position where the page before ended.
+    /// The position where the previous page ended.
     #[serde(skip)]
     pub before: Option<Position>,
-    /// The most rows to return.
+    /// The maximum number of rows to return.
     #[serde(skip)]
     pub limit: i64,
 }

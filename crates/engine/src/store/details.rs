@@ -17,15 +17,15 @@ pub struct NotificationDetails {
     /// The notification as it was enqueued.
     #[serde(flatten)]
     pub notification: StoredNotification,
-    /// The least finished state of its deliveries.
+    /// The least finished state of the notification's deliveries.
     pub state: String,
-    /// When one of its deliveries was last sent.
+    /// When one of the notification's deliveries was last sent.
     pub sent_at: Option<Timestamp>,
-    /// When the last of its deliveries was known to have arrived. Set only if the state is `delivered`.
+    /// When the last of the notification's deliveries was known to have arrived. Set only if the state is `delivered`.
     pub delivered_at: Option<Timestamp>,
-    /// When the last attempt of its deliveries began.
+    /// When the last attempt of the notification's deliveries began.
     pub last_attempt_at: Option<Timestamp>,
-    /// Whether a driver for development recorded one of its deliveries instead of sending it.
+    /// Whether a driver for development recorded one of the deliveries instead of sending it.
     pub captured: bool,
     /// The deliveries, one per target.
     pub deliveries: Vec<DeliveryRow>,
@@ -41,17 +41,17 @@ pub struct NotificationDetails {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Status {
-    /// UUIDv7.
+    /// The id of the notification, a UUIDv7.
     pub id: Uuid,
-    /// The least finished state of its deliveries.
+    /// The least finished state of the notification's deliveries.
     pub state: String,
-    /// Attempts after the first, of the delivery with the most attempts.
+    /// The number of attempts after the first, of the delivery with the most attempts.
     pub retries: i64,
     /// The text of the latest error.
     pub last_error: Option<String>,
-    /// When it was enqueued. If it came from a site: when the site enqueued it.
+    /// When the notification was enqueued. For a notification from a site, when the site enqueued it.
     pub enqueued_at: Timestamp,
-    /// When the provider took the last delivery. Set only if the state is `sent` or `delivered`.
+    /// When the provider accepted the last delivery. Set only if the state is `sent` or `delivered`.
     pub sent_at: Option<Timestamp>,
     /// When the last delivery was known to have arrived: by a receipt, by a person, or because the channel is the
     /// destination. Set only if the state is `delivered`.
@@ -62,25 +62,25 @@ pub struct Status {
     pub captured: bool,
     /// When the next attempt is due.
     pub next_attempt_at: Option<Timestamp>,
-    /// Where it came from.
+    /// The origin of the notification.
     pub source: Provenance,
 }
 
-/// Where a notification came from and when. All times are UTC.
+/// The origin of a notification, and its times. All times are UTC.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Provenance {
-    /// The site.
+    /// The site, which is the remote place that enqueued the notification.
     pub site: Option<String>,
     /// The process or machine at the site.
     pub instance: Option<String>,
-    /// The script that made it.
+    /// The script that created the notification.
     pub script: Option<String>,
-    /// The rule that made it.
+    /// The rule that created the notification.
     pub rule: Option<String>,
-    /// When the site enqueued it.
+    /// When the site enqueued the notification.
     pub enqueued_at: Option<Timestamp>,
-    /// When it was received here.
+    /// When this server received the notification.
     pub received_at: Option<Timestamp>,
 }
 
@@ -102,7 +102,7 @@ impl Provenance {
 }
 
 impl Store {
-    /// Reads the details of a notification. With a tenant, only if that tenant owns it.
+    /// Reads the details of a notification. With a tenant, returns `None` if another tenant owns the notification.
     pub async fn notification_details(
         &self,
         tenant: Option<i32>,
@@ -131,7 +131,7 @@ impl Store {
         }))
     }
 
-    /// Reads the status of a notification. With a tenant, only if that tenant owns it.
+    /// Reads the status of a notification. With a tenant, returns `None` if another tenant owns the notification.
     pub async fn status(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<Status>, DbError> {
         let Some(notification) = self.notification_as_shown(tenant, id).await? else { return Ok(None) };
         let Some(row) = self.notification_row_of(notification.tenant, id).await? else { return Ok(None) };

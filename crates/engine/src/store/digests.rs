@@ -15,8 +15,8 @@ pub type DigestKey = (i32, Uuid);
 
 impl Store {
     /// Reads the payloads of digests in the order of their notifications, all in one query. They do not change any more
-    /// when the digest's own notification is expanded, so every attempt renders the same bytes. What is no digest is not in
-    /// the result.
+    /// when the digest's own notification is expanded, so every attempt renders the same bytes. Ids that are not
+    /// digests are missing from the result.
     pub async fn digest_items(&self, digests: &[DigestKey]) -> Result<HashMap<Uuid, Vec<Box<RawValue>>>, DbError> {
         let mut items: HashMap<Uuid, Vec<Box<RawValue>>> = HashMap::new();
         if digests.is_empty() {
@@ -39,14 +39,15 @@ impl Store {
         Ok(items)
     }
 
-    /// Forgets the periods of throttles that are over, and the keys of digests that are closed. Returns how many.
+    /// Deletes the periods of throttles that are over, and the keys of digests that are closed. Returns the number of
+    /// deleted rows.
     pub async fn forget_pacing_once(&self) -> Result<u64, DbError> {
         let closed = "NOT EXISTS (SELECT 1 FROM postcommit.delivery_queue q
             WHERE q.tenant = d.tenant AND q.notification_id = d.notification_id AND q.n = 0)";
         let statements = vec![
             ("DELETE FROM postcommit.throttle WHERE until < {now}".to_owned(), vec![]),
-            // The mark is a lock. The second statement sees what was committed before it, so that a digest which was opened
-            // meanwhile stays.
+            // The mark locks the rows. The next statement sees all earlier commits, so a digest that was opened in
+            // between is kept.
             (format!("UPDATE postcommit.digest AS d SET bytes = -1 WHERE {closed}"), vec![]),
             (format!("DELETE FROM postcommit.digest AS d WHERE d.bytes = -1 AND {closed}"), vec![]),
         ];

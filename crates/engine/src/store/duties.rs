@@ -56,8 +56,8 @@ impl Store {
         self.give_back_duty(&format!("{WORKER}{worker}")).await
     }
 
-    /// Records that a pass begins. If cron runs the passes, there is no worker with a heartbeat. The time of the pass
-    /// before is kept, because it tells cron from a single pass by hand.
+    /// Records that a pass begins. If cron runs the passes, there is no worker with a heartbeat. The time of the
+    /// previous pass is kept, because it distinguishes cron from a single pass by hand.
     pub async fn note_pass(&self) -> Result<(), DbError> {
         let earlier = "INSERT INTO postcommit.duty (name, ran_at)
             SELECT $1, ran_at FROM postcommit.duty WHERE name = $2
@@ -107,13 +107,13 @@ impl Store {
         self.db.execute_one("DELETE FROM postcommit.duty WHERE name = $1", vec![name.into()]).await.map(drop)
     }
 
-    /// Creates partitions for the next [`PARTITION_MONTHS_AHEAD`] months, and returns how many.
+    /// Creates partitions for the next [`PARTITION_MONTHS_AHEAD`] months. Returns the number of created partitions.
     pub async fn make_partitions_once(&self) -> Result<i64, DbError> {
         self.db.make_partitions(PARTITION_MONTHS_AHEAD).await
     }
 
     /// Moves deliveries in lanes that no longer exist to their tenant's lane, so that they are routed again. Returns
-    /// how many.
+    /// the number of moved deliveries.
     pub async fn reroute_strays_once(&self) -> Result<u64, DbError> {
         // If a lease ran out in a deleted lane, the outcome of its attempt is unknown.
         let sql = "UPDATE postcommit.delivery_queue

@@ -1,5 +1,4 @@
-//! What the changes of users, lists, suppressions and event types have in common: revisions, errors, and rows as a
-//! parameter.
+//! Shared code for changes of users, lists, suppressions and event types: revisions, errors, and rows as a parameter.
 
 use postcommit::check;
 
@@ -9,24 +8,24 @@ use crate::store::Store;
 /// How often a change is tried if concurrent changes interfere.
 pub const TRIES: usize = 64;
 
-/// Why an object was not created, changed or deleted. Nothing was written.
+/// The reason why an object was not created, changed or deleted. Nothing was written.
 #[derive(Debug, thiserror::Error)]
 pub enum EditError {
     /// A field is wrong. The text is the field's name and the problem.
     #[error("{0}")]
     Refused(String),
-    #[error("{what} {name:?} exists; change it instead")]
+    #[error("{what} {name:?} already exists; change it instead")]
     Exists {
-        /// The noun, e.g. `user`.
+        /// The kind of the object, e.g. `user`.
         what: &'static str,
-        /// The name or id.
+        /// The name or id of the object.
         name: String,
     },
     #[error("there is no {what} {name:?}")]
     Unknown {
-        /// The noun, e.g. `user`.
+        /// The kind of the object, e.g. `user`.
         what: &'static str,
-        /// The name or id.
+        /// The name or id of the object.
         name: String,
     },
     /// The change was made for another revision than the object has now.
@@ -34,21 +33,21 @@ pub enum EditError {
         "{what} {name:?} has revision {found} by now, not {asked}; read it again, and send the change for that revision"
     )]
     Outdated {
-        /// The noun, e.g. `user`.
+        /// The kind of the object, e.g. `user`.
         what: &'static str,
-        /// The name or id.
+        /// The name or id of the object.
         name: String,
         /// The revision that the change was made for.
         asked: i32,
-        /// The present revision.
+        /// The current revision of the object.
         found: i32,
     },
     /// Every try met a concurrent change.
-    #[error("others changed {what} {name:?} {TRIES} times while this was to be done; nothing was done, try again")]
+    #[error("others changed {what} {name:?} {TRIES} times during this change; nothing was written, try again")]
     Overtaken {
-        /// The noun, e.g. `user`.
+        /// The kind of the object, e.g. `user`.
         what: &'static str,
-        /// The name or id.
+        /// The name or id of the object.
         name: String,
     },
     /// The state of other objects does not allow the change.
@@ -74,7 +73,7 @@ impl Subject<'_> {
         EditError::Overtaken { what: self.0, name: self.1.to_owned() }
     }
 
-    /// Refuses a change that was made for another revision.
+    /// Fails if the change was made for another revision than `found`.
     pub(in crate::store) fn is_still(&self, asked: Option<i32>, found: i32) -> Result<(), EditError> {
         match asked.filter(|asked| *asked != found) {
             Some(asked) => Err(EditError::Outdated { what: self.0, name: self.1.to_owned(), asked, found }),
@@ -88,7 +87,7 @@ pub(in crate::store) fn field(name: &str, checked: Result<(), String>) -> Result
     checked.map_err(|problem| EditError::Refused(format!("{name}: {problem}")))
 }
 
-/// Checks an optional text for its number of characters. Control characters are refused.
+/// Checks the length of an optional string in characters. Control characters are refused.
 pub(in crate::store) fn text(name: &str, text: Option<&str>, max: usize) -> Result<(), EditError> {
     let Some(text) = text else { return Ok(()) };
     let control = text.chars().find(|c| c.is_control());
@@ -132,7 +131,7 @@ impl Store {
         }
     }
 
-    /// Returns the SQL of a time that a column of [`Store::rows_given`] has as microseconds since 1970.
+    /// Returns the SQL for a time that a column of [`Store::rows_given`] holds as microseconds since 1970.
     pub(in crate::store) fn time_given(&self, column: &str) -> String {
         match self.db.kind() {
             "postgres" => format!("timestamptz 'epoch' + {column} * interval '1 microsecond'"),

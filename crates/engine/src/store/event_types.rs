@@ -18,24 +18,24 @@ pub const PLACEHOLDERS: usize = 500;
 /// The maximum length of a description in characters. The minimum is 1.
 pub const DESCRIPTION_CHARS: usize = 1000;
 
-/// What is declared of an event type.
+/// The declaration of an event type.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct EventTypeDraft {
-    /// What it is for.
+    /// The purpose of the event type.
     pub description: Option<String>,
     /// A payload as the application sends it, for previews: at most 262,144 bytes of JSON.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
     pub sample: Option<Json>,
     /// The names that templates of this event type may use.
     pub placeholders: Vec<String>,
-    /// Whether users cannot opt out of it. Suppressed addresses stay suppressed.
+    /// Whether users cannot opt out of the event type. Suppressed addresses stay suppressed.
     pub mandatory: bool,
-    /// What is done with messages that fall into the quiet hours of a user: `delay`, `skip` or `ignore`.
+    /// The treatment of messages that fall into the quiet hours of a user: `delay`, `skip` or `ignore`.
     pub quiet_hours: QuietRule,
 }
 
-/// The fields to set. Others keep their values. `Some(None)` removes a value.
+/// The fields to set. Other fields keep their values. `Some(None)` removes a value.
 #[derive(Debug, Clone, Default)]
 pub struct EventTypeChange {
     pub description: Option<Option<String>>,
@@ -49,7 +49,7 @@ pub struct EventTypeChange {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct EventTypeRow {
-    /// The tenant that owns it.
+    /// The tenant that owns the event type.
     pub tenant: String,
     /// The number of the tenant.
     #[serde(skip)]
@@ -58,11 +58,11 @@ pub struct EventTypeRow {
     pub name: String,
     #[serde(flatten)]
     pub event_type: EventTypeDraft,
-    /// Counts the changes.
+    /// The number of changes so far.
     pub revision: i32,
-    /// When it was declared.
+    /// When the event type was declared.
     pub created_at: Timestamp,
-    /// When it was last changed.
+    /// When the event type was last changed.
     pub updated_at: Timestamp,
 }
 
@@ -83,7 +83,9 @@ impl EventTypeDraft {
         for (place, name) in self.placeholders.iter().enumerate() {
             text(&format!("placeholders[{place}]"), Some(name), limits::NAME_CHARS)?;
             if !seen.insert(name) {
-                return Err(EditError::Refused(format!("placeholders[{place}]: {name:?} is given twice")));
+                return Err(EditError::Refused(format!(
+                    "placeholders[{place}]: {name:?} is given twice; give each name once"
+                )));
             }
         }
         Ok(())
@@ -101,7 +103,7 @@ impl EventTypeDraft {
     }
 }
 
-/// Checks a name that is part of URL paths, by the rules of users' ids.
+/// Checks a name that is part of URL paths. The rules for users' ids apply.
 pub(in crate::store) fn path_name(name: &str) -> Result<(), EditError> {
     field("name", Recipient::user(name).check())
 }
@@ -123,7 +125,8 @@ const SELECT: &str =
     FROM postcommit.event_type e
     JOIN postcommit.tenant t ON t.id = e.tenant
     WHERE e.deleted_at IS NULL";
-/// Declares it, or declares a deleted one again. The deleted one stays as a row, so that dispatchers hear of it.
+/// Declares an event type, also one that was deleted. A deleted event type stays as a row, so that dispatchers read its
+/// deletion.
 const DECLARE: &str =
     "INSERT INTO postcommit.event_type AS known (tenant, name, description, sample, placeholders, mandatory,
       quiet_hours, created_at, updated_at)
@@ -205,7 +208,7 @@ impl Store {
         self.db.query(&sql, vec![tenant.into(), name.into()]).await?.first().map(listed).transpose()
     }
 
-    /// Returns which of these event types, each with its tenant, are mandatory.
+    /// Returns the mandatory event types among the given ones. Each has its tenant.
     pub async fn mandatory_among(&self, names: &BTreeSet<(i32, String)>) -> Result<HashSet<(i32, String)>, DbError> {
         let given = match self.db.kind() {
             "postgres" => "jsonb_to_recordset($1::jsonb) AS g (tenant int, name text)",

@@ -18,7 +18,7 @@ use crate::store::queue::closed::closed_on_both;
 /// The state of the partitions on PostgreSQL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartitionHealth {
-    /// For how many months after the present one partitions exist.
+    /// The number of months after the current one for which partitions exist.
     pub months_ahead: i64,
     /// Rows that are in a default partition because there was no partition for their month.
     pub in_default: i64,
@@ -27,11 +27,11 @@ pub struct PartitionHealth {
 /// Counts of the queue and of parked deliveries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueHealth {
-    /// Rows in the queue.
+    /// The number of rows in the queue.
     pub waiting: i64,
-    /// Parked deliveries.
+    /// The number of parked deliveries.
     pub parked: i64,
-    /// For how many seconds the oldest due row has been due. 0 if none is due.
+    /// The number of seconds for which the oldest due row has been due. 0 if none is due.
     pub oldest_due_s: i64,
     /// How many outcomes arrived after their lease was lost, counted since the installation.
     pub stale_settles: i64,
@@ -51,7 +51,7 @@ pub struct KeyConflicts {
 /// Values that metrics report in addition to the KPIs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Standing {
-    /// For how long the oldest due row in an open lane has been due. Zero if none is due.
+    /// The time for which the oldest due row in an open lane has been due. Zero if none is due.
     pub oldest_due: Duration,
     /// How often a key was used again with other content, counted since the installation.
     pub key_conflicts: i64,
@@ -60,9 +60,9 @@ pub struct Standing {
 /// A channel that a tenant uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChannelInUse {
-    /// The tenant.
+    /// The number of the tenant.
     pub tenant: i32,
-    /// The channel.
+    /// The name of the channel.
     pub channel: String,
     /// Whether deliveries are parked because no provider serves the channel.
     pub is_parked: bool,
@@ -79,11 +79,11 @@ pub struct Attendance {
     pub oldest_worker_at: Option<Timestamp>,
     /// When the last pass began.
     pub last_pass_at: Option<Timestamp>,
-    /// When the pass before it began.
+    /// When the pass before the last one began.
     pub earlier_pass_at: Option<Timestamp>,
     /// Due deliveries in open lanes that are not being sent.
     pub due: i64,
-    /// Since when the oldest of the due deliveries is due.
+    /// The due time of the oldest due delivery.
     pub oldest_due_at: Option<Timestamp>,
     /// Jobs that have not ended.
     pub jobs: i64,
@@ -112,7 +112,8 @@ impl Store {
              (SELECT ran_at FROM postcommit.duty WHERE name = '{EARLIER_PASS}')"
         );
         let rows = self.db.query(&sql, vec![present.into()]).await?;
-        let row = rows.first().ok_or_else(|| DbError::Unreadable("a query returned no row".into()))?;
+        let row =
+            rows.first().ok_or_else(|| DbError::Unreadable("a query returned no row; report it as a bug".into()))?;
         Ok(Attendance {
             workers: row.get(0)?,
             last_worker_at: row.get(1).unwrap_or_default(),

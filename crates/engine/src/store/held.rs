@@ -1,5 +1,5 @@
 //! Deliveries that wait because their receiver asked us to wait. When an operator opens the lane or the host before
-//! that time, they become due, too.
+//! that time, these deliveries become due as well.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use crate::store::Store;
 /// How many rows of the lane are examined per priority at most, from the end of the hold backwards. The deliveries that
 /// met the hold are at its end, so scheduled deliveries before them do not matter.
 const EXAMINED: i64 = 1000;
-/// By how much the due time of a delivery and the end of the hold may differ. Both come from the same answer, but are
-/// not computed at the same moment.
+/// The largest difference between the due time of a delivery and the end of the hold. Both come from the same answer,
+/// but are not computed at the same moment.
 const SLACK: Duration = Duration::from_secs(5);
 
 impl Store {
@@ -34,8 +34,8 @@ impl Store {
         rows.first().map_or(Ok(None), |row| row.get(0))
     }
 
-    /// Makes those deliveries of the lane due that were told to wait until `until`, or for less long. With a host, only
-    /// deliveries to that host. Other deliveries keep their due times.
+    /// Makes deliveries of the lane due that wait for a hold that ends at `until` or earlier. With a host, this applies
+    /// only to deliveries to that host. Other deliveries keep their due times.
     pub(in crate::store) async fn bring_held_forward(
         &self,
         lane: i32,
@@ -74,8 +74,8 @@ fn is_to(row: &Row, host: Option<&str>) -> bool {
     host.is_none_or(|host| target().is_some_and(|target| leads_to(&target, host)))
 }
 
-/// Returns whether a URL leads to the host, which is a name and a port in lower case. A form that this does not
-/// recognise, such as a name that is not ASCII, is not brought forward and waits for its due time.
+/// Returns whether a URL leads to the host, which is a name and a port in lower case. A URL that this function does not
+/// recognise, such as one with a name that is not ASCII, is not brought forward and waits for its due time.
 fn leads_to(url: &str, host: &str) -> bool {
     let Some((scheme, rest)) = url.split_once("://") else { return false };
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! The hosts of lanes that send to many receivers. A host that asked us to wait is held, and a host that refuses our
-//! account is paused. The lane's other hosts are not affected (docs/decisions/0028).
+//! The hosts of lanes that send to many receivers. A host that asked us to wait is held, and a host that refuses the
+//! provider's account is paused. The lane's other hosts are not affected (docs/decisions/0028).
 
 use std::time::Duration;
 
@@ -43,16 +43,16 @@ pub fn waits_for(host: &str) -> String {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ClosedHost {
-    /// The lane.
+    /// The number of the lane.
     #[serde(skip)]
     pub lane: i32,
-    /// Name and port, such as `example.com:443`.
+    /// The name and port of the host, such as `example.com:443`.
     pub host: String,
-    /// Until when it is held because it asked to wait.
+    /// The time until which the host is held because it asked to wait.
     pub held_until: Option<Timestamp>,
-    /// Why it is paused. `null` if it is not.
+    /// The reason why the host is paused. `null` if it is not paused.
     pub paused: Option<String>,
-    /// When it was last held or paused.
+    /// When the host was last held or paused.
     pub since: Timestamp,
 }
 
@@ -62,7 +62,7 @@ pub struct HostChange {
     pub lane: i32,
     /// The host's name and port.
     pub host: String,
-    /// Until when the host is held. `None` or a past time means that it is not held.
+    /// The time until which the host is held. `None` or a past time means that it is not held.
     pub held_until: Option<Timestamp>,
     pub paused: bool,
     /// The number of the change. Later changes have higher numbers.
@@ -87,15 +87,15 @@ pub enum CloseOutcome {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ClosedCount {
-    /// Paused lanes.
+    /// The number of paused lanes.
     pub lanes_paused: i64,
-    /// Lanes that are held because the provider asked to wait.
+    /// The number of lanes that are held because the provider asked to wait.
     pub lanes_held: i64,
-    /// Paused hosts.
+    /// The number of paused hosts.
     pub hosts_paused: i64,
-    /// Hosts that are held because they asked to wait.
+    /// The number of hosts that are held because they asked to wait.
     pub hosts_held: i64,
-    /// Lanes that no worker can serve, because none can open the secrets of their provider.
+    /// The number of lanes that no worker can serve, because none can decrypt the secrets of their provider.
     pub lanes_unopened: i64,
 }
 
@@ -168,8 +168,8 @@ impl Store {
         })
     }
 
-    /// Opens a host of a lane, whether it is held or paused, and makes deliveries that wait for it due, also those
-    /// that it asked to wait. Returns false if the host was not closed.
+    /// Opens a host of a lane, whether it is held or paused, and makes the deliveries due that wait for it. Returns
+    /// false if the host was not closed.
     pub async fn resume_host(&self, lane: i32, host: &str) -> Result<bool, DbError> {
         let turn = turn().await?;
         let held_until = self.held_until(lane, Some(host)).await?;

@@ -37,53 +37,53 @@ pub(in crate::store) struct Received<'a> {
 #[derive(Debug, Clone, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = InboxMessage))]
 pub struct InboxRow {
-    /// The delivery that brought it: `{notification}.{n}`.
+    /// The id of the delivery that brought the message, `{notification}.{n}`.
     pub id: String,
-    /// Its position among the changes of this inbox; later changes have higher numbers.
+    /// The position of the message among the changes of this inbox. Later changes have higher numbers.
     pub position: i64,
-    /// The event type.
+    /// The event type of the notification.
     pub event_type: String,
-    /// The entity.
+    /// The entity that the event is about.
     pub entity: Option<String>,
-    /// Heading.
+    /// The heading of the message.
     pub title: Option<String>,
-    /// Text; never markup.
+    /// The text of the message. It is never markup.
     pub body: Option<String>,
-    /// Where the reader should go: http(s), mailto or tel.
+    /// The link for the reader: http(s), mailto or tel.
     pub action_url: Option<String>,
     /// The notification's `data` for `in_app`.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
     pub data: Option<Box<RawValue>>,
-    /// When it arrived.
+    /// When the message arrived.
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at: Timestamp,
-    /// When it was read.
+    /// When the message was read.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub read_at: Option<Timestamp>,
-    /// When it was archived.
+    /// When the message was archived.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub archived_at: Option<Timestamp>,
 }
 
 /// The key that signs user tokens. It does not implement `Debug`, so that it is never printed.
 pub struct TokenKey {
-    /// 32 random bytes.
+    /// The key, 32 random bytes.
     pub key: Vec<u8>,
     /// When the key was read, by the database's clock. The same clock decides when tokens expire.
     pub now: Timestamp,
 }
 
-/// Which messages to list.
+/// A selection of the messages in an inbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Folder {
-    /// All but the archived.
+    /// All messages that are not archived.
     #[default]
     Current,
-    /// Those of them that are not read.
+    /// All messages that are neither archived nor read.
     Unread,
-    /// The archived.
+    /// All archived messages.
     Archived,
 }
 
@@ -182,8 +182,8 @@ columns! {
     }
 }
 columns! {
-    /// Columns of the inbox, which stand next to each of its messages. An inbox without messages gives one row that has
-    /// only these columns.
+    /// Columns of the inbox, which are repeated in each of its message rows. An inbox without messages gives one row
+    /// that has only these columns.
     struct Inbox {
         changed: Value = "m.changed",
         last: Value = "coalesce(i.position, 0)",
@@ -280,8 +280,8 @@ impl Store {
         Ok(!self.db.query(&known, parameters).await?.is_empty())
     }
 
-    /// Marks messages up to a position as read, and returns how many. `up_to` is the position of the list that the user
-    /// saw, so that later messages stay unread.
+    /// Marks messages up to a position as read, and returns how many were changed. `up_to` is the position of the list
+    /// that the user saw, so that later messages stay unread.
     pub async fn mark_all_read(&self, tenant: i32, user: &str, up_to: i64) -> Result<u64, DbError> {
         let which = "tenant = $1 AND user_id = $2 AND position <= $3 AND read_at IS NULL AND archived_at IS NULL";
         // Only the messages that this statement changed have the inbox's new position.
@@ -294,7 +294,7 @@ impl Store {
         self.change_inbox("read_at = {now}", which, parameters, self.unless_own(user, entry)).await
     }
 
-    /// Returns the audit entry, or none if users change their own inbox.
+    /// Returns the audit entry, or `None` if users change their own inbox.
     fn unless_own(&self, user: &str, entry: AuditEntry) -> Option<AuditEntry> {
         (*self.actor != Actor::user(user)).then_some(entry)
     }
@@ -338,7 +338,7 @@ impl Store {
     }
 
     /// Returns the key that hashes the payload of NOTIFY, and creates it if it is missing. It is stored for tenant 0,
-    /// which is no real tenant. Returns `None` on SQLite, which has no NOTIFY.
+    /// which is not a real tenant. Returns `None` on SQLite, which has no NOTIFY.
     pub async fn inbox_bell_key(&self) -> Result<Option<Vec<u8>>, DbError> {
         let Db::Postgres(_) = self.db else { return Ok(None) };
         Ok(Some(self.inbox_token_key_or(0, random()).await?.key))
@@ -353,7 +353,7 @@ impl Store {
         rows.first().map(|row| Ok(TokenKey { key: row.get(0)?, now: row.get(1)? })).transpose()
     }
 
-    /// Returns the keys of those of these tenants that have one.
+    /// Returns the keys of these tenants. A tenant without a key is missing from the result.
     pub async fn inbox_token_keys(&self, tenants: &BTreeSet<i32>) -> Result<HashMap<i32, Vec<u8>>, DbError> {
         let given = match self.db.kind() {
             "postgres" => "SELECT value::int FROM jsonb_array_elements_text($1::jsonb)",
@@ -372,7 +372,9 @@ impl Store {
         let sql = "INSERT INTO postcommit.inbox_token_key (tenant, key, created_at) VALUES ($1, $2, {now}) ON CONFLICT DO NOTHING";
         self.db.execute_one(sql, vec![tenant.into(), new.to_vec().into()]).await?;
         self.inbox_token_key(tenant).await?.ok_or_else(|| {
-            DbError::Unreadable("the key that signs user tokens was created, but cannot be found".into())
+            DbError::Unreadable(
+                "the key that signs user tokens was created, but cannot be found; report it as a bug".into(),
+            )
         })
     }
 }
@@ -501,10 +503,9 @@ pub(in crate::store) fn receive_sqlite(
     let Received { key, message } = received;
     // All rows are read, so that the statement is finished.
     let stepped = Prepared::on(connection, STEP_SQLITE)?.rows((key.tenant, &message.user), |row| row.take::<i64>(0))?;
-    let position = stepped
-        .into_iter()
-        .next()
-        .unwrap_or_else(|| Err(DbError::Unreadable("the database returned no new position of an inbox".into())))?;
+    let position = stepped.into_iter().next().unwrap_or_else(|| {
+        Err(DbError::Unreadable("the database returned no new position of an inbox; report it as a bug".into()))
+    })?;
     let written = Prepared::on(connection, &RECEIVE_SQLITE)?.run(params![
         key.tenant,
         Id::from(key.notification),

@@ -1,5 +1,5 @@
-//! Layouts, into which templates are put, and partials, which templates include. A version of a template holds copies, so
-//! a change of a layout makes new versions of the templates that use it.
+//! Layouts, into which templates are put, and partials, which templates include. A version of a template holds copies
+//! of both, so a change of a layout creates new versions of the templates that use it.
 
 use std::collections::BTreeMap;
 
@@ -21,19 +21,19 @@ pub const LAYOUTS: usize = 200;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LayoutRow {
-    /// The tenant that owns it.
+    /// The tenant that owns the layout.
     pub tenant: String,
-    /// Unique in the tenant.
+    /// The name, unique in the tenant.
     pub name: String,
-    /// `layout`: the HTML of templates is put into it. `partial`: templates and layouts include it.
+    /// The kind. `layout`: the HTML of templates is put into it. `partial`: templates and layouts include it.
     pub kind: String,
-    /// Its text, in the language of templates.
+    /// The source text, in the language of templates.
     pub source: String,
-    /// Counts changes.
+    /// The number of changes so far.
     pub revision: i32,
-    /// When it was created.
+    /// When the layout was created.
     pub created_at: Timestamp,
-    /// When it was last changed.
+    /// When the layout was last changed.
     pub updated_at: Timestamp,
     /// The number of the tenant.
     #[serde(skip)]
@@ -48,14 +48,14 @@ pub struct LayoutDraft {
     pub source: String,
 }
 
-/// What a change of a layout brings about.
+/// The effects of a change of a layout on templates.
 #[derive(Debug, Clone, Default)]
 pub struct LayoutUse {
-    /// The parts that the versions get: the layout, and what it includes.
+    /// The parts that the new versions get: the layout, and the partials that it includes.
     pub parts: BTreeMap<String, String>,
-    /// The other layouts among them must still have the revision that was read.
+    /// The other layouts among the parts. They must still have the revisions that were read.
     pub made_from: MadeFrom,
-    /// [`Store::last_template_change`] before the templates were read.
+    /// The value of [`Store::last_template_change`] before the templates were read.
     pub last_change: i64,
     /// The ids of the templates that get a new version.
     pub templates: Vec<String>,
@@ -65,7 +65,8 @@ const COLUMNS: &str = "n.name, l.name, l.kind, l.source, l.revision, l.created_a
 const TABLES: &str = "postcommit.layout l JOIN postcommit.tenant n ON n.id = l.tenant";
 
 impl Store {
-    /// Reads one page of layouts and partials, ordered by tenant and name. Without a tenant it reads those of all.
+    /// Reads one page of layouts and partials, ordered by tenant and name. Without a tenant it reads the layouts of all
+    /// tenants.
     pub async fn layout_rows(
         &self,
         tenant: Option<i32>,
@@ -96,9 +97,9 @@ impl Store {
         self.layout_rows(Some(tenant), None, i64::MAX).await
     }
 
-    /// Writes a layout and the new versions of the templates that use it, in one transaction. `revision` is the one
-    /// that was read; 0 creates the layout. Returns false if the layout, another one that it includes, or a template
-    /// was changed in the meantime.
+    /// Writes a layout and the new versions of the templates that use it, in one transaction. `revision` is the
+    /// revision that was read; 0 creates the layout. Returns false if the layout, a partial that it includes, or a
+    /// template has changed since it was read.
     pub async fn save_layout(
         &self,
         tenant: i32,
@@ -141,7 +142,7 @@ impl Store {
         self.change_content(tenant, statements, entry).await
     }
 
-    /// Returns the statement that makes new versions of the templates that use the layout, with these parts.
+    /// Returns the statement that creates new versions, with these parts, of the templates that use the layout.
     fn copy_into_versions(&self, tenant: i32, name: &str, parts: &BTreeMap<String, String>) -> crate::db::Statement {
         let mut parameters = SqlParameters::default();
         let tenant = parameters.add(tenant);
@@ -161,8 +162,7 @@ impl Store {
         (sql, parameters.0)
     }
 
-    /// Deletes a layout that no template uses and that no layout was changed to use. Returns false if it was changed in
-    /// the meantime or a template uses it.
+    /// Deletes a layout. Returns false if a template uses the layout, or if the layout has changed since it was read.
     pub async fn delete_layout(&self, layout: &LayoutRow) -> Result<bool, DbError> {
         let mut parameters = SqlParameters::default();
         let (tenant, name) = (parameters.add(layout.tenant_id), parameters.add(layout.name.as_str()));

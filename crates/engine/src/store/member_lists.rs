@@ -1,4 +1,4 @@
-//! Lists of users, addresses and other lists, which notifications name as recipients. `lists/` is about lists of
+//! Lists of users, addresses and other lists. Notifications name them as recipients. `lists/` has the lists of
 //! deliveries.
 
 use postcommit::{Recipient, Timestamp, check, limits};
@@ -12,29 +12,29 @@ use crate::store::event_types::{DESCRIPTION_CHARS, path_name};
 use crate::store::unreadable::{Reader, legible};
 use crate::store::{AuditEntry, Store};
 
-/// How many members a list may have. The members of lists inside it count for those.
+/// How many members a list may have. Members of a list inside it are counted in that list, not here.
 pub const LIST_MEMBERS: usize = 100_000;
 /// How many members one change may add and remove.
 pub const MEMBERS_CHANGED: usize = 1000;
 
-/// A list.
+/// A list of recipients.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ListRow {
-    /// The tenant that owns it.
+    /// The tenant that owns the list.
     pub tenant: String,
     /// The number of the tenant.
     #[serde(skip)]
     pub tenant_id: i32,
-    /// The name, as in recipients.
+    /// The name of the list, as in recipients.
     pub name: String,
-    /// What it is for.
+    /// The purpose of the list.
     pub description: Option<String>,
-    /// Counts the changes of the list itself. A change of its members is not counted.
+    /// The number of changes of the list itself so far. A change of its members is not counted.
     pub revision: i32,
-    /// When it was created.
+    /// When the list was created.
     pub created_at: Timestamp,
-    /// When it or its members were last changed.
+    /// When the list or its members were last changed.
     pub updated_at: Timestamp,
 }
 
@@ -43,7 +43,8 @@ pub struct ListRow {
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MemberDraft {
-    /// `user`, `list`, or the kind of an address: `email`, `phone`, `slack`, `teams`, `webhook`.
+    /// The kind of the member: `user`, `list`, or the kind of an address: `email`, `phone`, `slack`, `teams`,
+    /// `webhook`.
     #[cfg_attr(
         feature = "openapi",
         schema(pattern = "^(user|list|email|phone|slack|teams|webhook)$", example = "user")
@@ -52,7 +53,7 @@ pub struct MemberDraft {
     /// The user's id, the list's name or the address.
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 2048, example = "42"))]
     pub member: String,
-    /// The channel of an address, e.g. `whatsapp` for a phone number. `null`: the default channel of its kind.
+    /// The channel of an address, e.g. `whatsapp` for a phone number. `null` means the default channel of its kind.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$"))]
     pub channel: Option<String>,
@@ -62,25 +63,25 @@ pub struct MemberDraft {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MemberRow {
-    /// `user`, `list`, or the kind of an address.
+    /// The kind of the member: `user`, `list`, or the kind of an address.
     pub kind: String,
     /// The user's id, the list's name or the address.
     pub member: String,
-    /// The channel of an address. `null`: the default channel of its kind.
+    /// The channel of an address. `null` means the default channel of its kind.
     pub channel: Option<String>,
-    /// When it was added.
+    /// When the member was added.
     pub added_at: Timestamp,
 }
 
-/// What a change of members did.
+/// The result of a change of members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MembersChanged {
-    /// How many were added. Members that the list had already are not counted.
+    /// The number of added members. Members that were in the list before are not counted.
     pub added: i64,
-    /// How many were removed.
+    /// The number of removed members.
     pub removed: i64,
-    /// How many members the list has now.
+    /// The number of members that the list has now.
     pub members: i64,
 }
 
@@ -88,11 +89,11 @@ impl MemberDraft {
     /// Checks the member by the rules for recipients.
     ///
     /// # Errors
-    /// Names the field, the problem and what is allowed.
+    /// Names the field, the problem and the allowed values.
     pub fn check(&self) -> Result<(), EditError> {
         let member = ListMember { kind: self.kind.clone(), member: self.member.clone(), channel: String::new() };
         let recipient = member.recipient().map_err(EditError::Refused)?;
-        // The name of a list is part of URL paths, as a user's id is.
+        // The name of a list is part of URL paths, so the rules for users' ids apply to it.
         let recipient = if self.kind == "list" { Recipient::user(self.member.as_str()) } else { recipient };
         field("member", recipient.check())?;
         field("channel", self.channel.as_deref().map_or(Ok(()), |channel| self.check_channel(channel)))
@@ -101,13 +102,13 @@ impl MemberDraft {
     fn check_channel(&self, channel: &str) -> Result<(), String> {
         check::short_name(channel)?;
         match channels_of_kind(&self.kind) {
-            [] => Err(format!("is given for a {}; only an address has a channel", self.kind)),
+            [] => Err(format!("is given for a {}; only an address has a channel; leave the field out", self.kind)),
             known if known.contains(&channel) => Ok(()),
-            known => Err(format!("is {channel:?}; {} is reached on {}", self.kind, known.join(", "))),
+            known => Err(format!("is {channel:?}; allowed for {} are {}", self.kind, known.join(", "))),
         }
     }
 
-    /// The channel as the table has it. The default channel of a kind is the same as none.
+    /// Returns the channel as the table stores it. The default channel of a kind is stored as an empty string.
     fn channel(&self) -> &str {
         let default = channels_of_kind(&self.kind).first().copied();
         self.channel.as_deref().filter(|channel| Some(*channel) != default).unwrap_or("")
@@ -148,8 +149,8 @@ impl Store {
         self.known_list(tenant, name).await
     }
 
-    /// Changes the description, if one is given. `Some(None)` removes it. With a revision, it does so only if the list
-    /// still has that revision.
+    /// Changes the description if one is given. `Some(None)` removes it. With a revision, nothing is changed unless the
+    /// list still has that revision.
     pub async fn update_list(
         &self,
         tenant: i32,
@@ -192,11 +193,11 @@ impl Store {
         let rows = self.db.query(sql, key()).await?;
         let outer: Option<String> = rows.first().map_or(Ok(None), |row| row.get(0))?;
         let outer = outer.unwrap_or_default();
-        Err(EditError::Conflict(format!("list {name:?} is a member of list {outer:?}; remove it there first")))
+        Err(EditError::Conflict(format!("list {name:?} is a member of list {outer:?}; remove it from that list first")))
     }
 
-    /// Adds and removes members in one transaction. A member that is added twice, or removed without being there, is no
-    /// error. The limits are checked before anything is removed.
+    /// Adds and removes members in one transaction. It is not an error to add a member twice or to remove a member that
+    /// is not in the list. The limits are checked before anything is removed.
     pub async fn change_members(
         &self,
         tenant: i32,
@@ -230,8 +231,8 @@ impl Store {
         Ok(MembersChanged { added: count(deciding + 2), removed: count(deciding + 1), members })
     }
 
-    /// Returns the statement that notes the change, and touches no row if the change is not allowed: the list does not
-    /// exist, or an added list does not, or would contain this one, or there would be too many members.
+    /// Returns the statement that records the change. It changes no row if the change is not allowed: the list or an
+    /// added list does not exist, an added list would contain this one, or there would be too many members.
     fn deciding(&self, tenant: i32, name: &str, add: &[MemberDraft]) -> Statement {
         let lists = self.rows_given(3, &[("kind", "text"), ("member", "text"), ("channel", "text")]);
         let sql = format!(
@@ -272,8 +273,8 @@ impl Store {
         (sql, vec![tenant.into(), name.into(), rows(remove)])
     }
 
-    /// Returns the statement that makes concurrent changes of a tenant's lists run one after another, so that two of them
-    /// make no cycle together. SQLite has only one writer and needs none.
+    /// Returns the statement that makes concurrent changes of a tenant's lists run one after another, so that two
+    /// changes together cannot create a cycle. SQLite has only one writer and needs no such statement.
     fn one_by_one(&self, tenant: i32) -> Vec<Statement> {
         match self.db.kind() {
             "postgres" => {
@@ -284,7 +285,7 @@ impl Store {
         }
     }
 
-    /// Finds out why members were not added.
+    /// Finds the reason why members were not added.
     async fn why_members_are_refused(
         &self,
         tenant: i32,
@@ -307,7 +308,7 @@ impl Store {
         }
         let members = self.member_count(tenant, name).await?;
         Ok(EditError::Refused(format!(
-            "add: the list has {members} members and may have {LIST_MEMBERS}; use several lists, and a list of them"
+            "add: the list has {members} members already; at most {LIST_MEMBERS} are allowed; use several lists, and a list of them"
         )))
     }
 
@@ -369,7 +370,7 @@ impl Store {
 }
 
 impl MemberRow {
-    /// The position after which the next page begins.
+    /// Returns the position after which the next page begins.
     #[must_use]
     pub fn place(&self) -> MemberPlace {
         (self.kind.clone(), self.member.clone(), self.channel.clone().unwrap_or_default())
@@ -393,7 +394,7 @@ fn check_members(add: &[MemberDraft], remove: &[MemberDraft]) -> Result<(), Edit
     let count = add.len() + remove.len();
     if count > MEMBERS_CHANGED {
         return Err(EditError::Refused(format!(
-            "add: and remove have {count} members together; at most {MEMBERS_CHANGED} are allowed, so use several requests"
+            "add: has {count} members together with remove; at most {MEMBERS_CHANGED} are allowed, so use several requests"
         )));
     }
     for (place, draft) in add.iter().enumerate() {

@@ -21,41 +21,41 @@ use crate::store::unreadable::{AsShown, Reader, legible};
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct NotificationRow {
-    /// UUIDv7.
+    /// The id of the notification, a UUIDv7.
     pub id: Uuid,
-    /// The tenant that owns it.
+    /// The tenant that owns the notification.
     pub tenant: String,
-    /// The event type.
+    /// The event type of the notification.
     pub event_type: String,
     /// The entity that the event is about.
     pub entity: Option<String>,
     /// The idempotency key, unique within the tenant.
     pub idempotency_key: String,
-    /// The least finished state of its deliveries.
+    /// The least finished state of the notification's deliveries.
     pub state: String,
-    /// Attempts of all its deliveries.
+    /// The number of attempts of all deliveries of the notification.
     pub attempts: i64,
-    /// The number of deliveries.
+    /// The number of deliveries of the notification.
     pub deliveries: i64,
     /// When the earliest next attempt of its deliveries is due.
     pub next_attempt_at: Option<Timestamp>,
     /// The text of the latest error.
     pub last_error: Option<String>,
-    /// When it was enqueued.
+    /// When the notification was enqueued.
     pub created_at: Timestamp,
-    /// When one of its deliveries was last sent.
+    /// When one of the notification's deliveries was last sent.
     pub sent_at: Option<Timestamp>,
-    /// When the last of its deliveries was known to have arrived. Set only if its status is `delivered`.
+    /// When the last of the notification's deliveries was known to have arrived. Set only if its state is `delivered`.
     pub delivered_at: Option<Timestamp>,
-    /// When the last attempt of its deliveries began.
+    /// When the last attempt of the notification's deliveries began.
     pub last_attempt_at: Option<Timestamp>,
-    /// Whether a driver for development recorded one of its deliveries instead of sending it.
+    /// Whether a driver for development recorded one of the deliveries instead of sending it.
     pub captured: bool,
-    /// Subject or heading.
+    /// The subject or heading of the notification.
     pub title: Option<String>,
 }
 
-/// An enqueue that was refused because its key stands for other content.
+/// An enqueue that was refused because its idempotency key belongs to other content.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Conflict {
@@ -63,7 +63,7 @@ pub struct Conflict {
     pub event_type: String,
     /// The entity of the refused enqueue.
     pub entity: Option<String>,
-    /// When the change was made.
+    /// When the conflict was recorded.
     pub noted_at: Timestamp,
 }
 
@@ -130,7 +130,7 @@ columns! {
         correlation_id: "note.correlation_id",
         created_at: "note.created_at",
         // Cancel requests are rare, so one subquery checks whether any exist before they are looked up per
-        // notification. Each database has its own function that joins them into a text.
+        // notification. Each database has its own function that joins them into a string.
         cancelled: "CASE WHEN (SELECT EXISTS (SELECT 1 FROM postcommit.cancel_request)) THEN (SELECT string_agg(c.n::text, ',')
             FROM postcommit.cancel_request c WHERE c.tenant = note.tenant AND c.notification_id = note.id) END"
           | "CASE WHEN (SELECT EXISTS (SELECT 1 FROM postcommit.cancel_request)) THEN (SELECT group_concat(c.n, ',')
@@ -172,7 +172,7 @@ const ROW_QUERY: RowQuery = RowQuery {
 };
 
 impl Store {
-    /// Reads the notifications of a batch of deliveries, each once. Unreadable ones are left out.
+    /// Reads the notifications of a batch of deliveries, each once. Unreadable notifications are left out.
     pub async fn notifications(&self, keys: &[(i32, Uuid)]) -> Result<Vec<StoredNotification>, DbError> {
         match &self.db {
             Db::Postgres(db) => {

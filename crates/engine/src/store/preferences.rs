@@ -1,4 +1,5 @@
-//! Preferences of users: which event types they want on which channels. A user needs no profile to have preferences.
+//! Preferences of users: the event types that each user wants on each channel. A user needs no profile to have
+//! preferences.
 
 use std::collections::HashSet;
 
@@ -18,23 +19,23 @@ pub const PREFERENCES: usize = 500;
 /// How many changed preferences an audit entry lists. A larger change is entered as a number only.
 const AUDITED: usize = 20;
 
-/// A preference as it is set or removed.
+/// A preference to be set or removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PreferenceDraft {
-    /// The event type. `*` is every event type.
+    /// The event type. `*` means every event type.
     #[serde(default = "any")]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 255, default = "*"))]
     pub event_type: String,
-    /// The channel. `*` is every channel.
+    /// The channel. `*` means every channel.
     #[serde(default = "any")]
     #[cfg_attr(
         feature = "openapi",
         schema(min_length = 1, max_length = 63, pattern = r"^(\*|[A-Za-z0-9_.-]+)$", default = "*")
     )]
     pub channel: String,
-    /// Whether such messages are sent. `null` removes the preference.
+    /// Whether messages of this event type are sent on this channel. `null` removes the preference.
     pub allowed: Option<bool>,
 }
 
@@ -46,15 +47,15 @@ fn any() -> String {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PreferenceRow {
-    /// The event type. `*` is every event type.
+    /// The event type. `*` means every event type.
     pub event_type: String,
-    /// The channel. `*` is every channel.
+    /// The channel. `*` means every channel.
     pub channel: String,
-    /// Whether such messages are sent.
+    /// Whether messages of this event type are sent on this channel.
     pub allowed: bool,
-    /// When it was set.
+    /// When the preference was set.
     pub updated_at: Timestamp,
-    /// Who set it.
+    /// The actor that set the preference.
     pub updated_by: String,
 }
 
@@ -68,10 +69,10 @@ pub(in crate::store) fn channel_or_any(channel: &str) -> Result<(), String> {
 }
 
 impl PreferenceDraft {
-    /// Checks the event type and the channel. `place` stands before their names in errors.
+    /// Checks the event type and the channel. `place` is the prefix of their names in errors.
     ///
     /// # Errors
-    /// Names the field, the problem and what is allowed.
+    /// Names the field, the problem and the allowed values.
     pub fn check(&self, place: &str) -> Result<(), EditError> {
         field(&format!("{place}event_type"), check::chars(&self.event_type, 1, limits::NAME_CHARS))?;
         field(&format!("{place}channel"), channel_or_any(&self.channel))
@@ -88,7 +89,7 @@ fn check(preferences: &[PreferenceDraft]) -> Result<(), EditError> {
         one.check(&format!("preferences[{place}]."))?;
         if !seen.insert((&one.event_type, &one.channel)) {
             return Err(EditError::Refused(format!(
-                "preferences[{place}].event_type: and its channel are given twice; give each pair once"
+                "preferences[{place}].event_type: is given twice with the same channel; give each pair of both once"
             )));
         }
     }
@@ -109,7 +110,7 @@ impl Store {
         Ok(legible("preferences", rows.iter().map(listed)))
     }
 
-    /// Sets or removes the given preferences of a user. Others are kept.
+    /// Sets or removes the given preferences of a user. Other preferences are kept.
     pub async fn set_preferences(
         &self,
         tenant: i32,
@@ -145,7 +146,7 @@ impl Store {
         let set: Json = given.iter().filter(|one| one.allowed.is_some()).map(|one| json!(one)).collect();
         let table = self.rows_given(3, &[("event_type", "text"), ("channel", "text"), ("allowed", "boolean")]);
         let forget = if replaces {
-            // Preferences that stay as they are keep their time and author.
+            // Unchanged preferences keep their time and author.
             format!(
                 "DELETE FROM postcommit.preference
                  WHERE tenant = $1 AND user_id = $2

@@ -79,9 +79,9 @@ impl Store {
     /// Reads the changes of providers since a version. Without a version, or with one that is too old, it reads all
     /// providers.
     pub async fn provider_changes(&self, since: Option<i64>) -> Result<ProviderChanges, DbError> {
-        // The version is read first. Then a concurrent change may be read twice, but is never missed.
+        // The version is read first, so that a concurrent change may be read twice but is never missed.
         let (version, rerouted_at) = self.providers_version().await?;
-        // A version that is higher than the present one is from before the database was restored from a backup.
+        // A version that is higher than the current one is from before the database was restored from a backup.
         let Some(since) = since.filter(|since| (version - KEPT..=version).contains(since)) else {
             let weights = self.db.query("SELECT id, weight FROM postcommit.tenant WHERE weight <> 1", vec![]).await?;
             let (providers, weights) = (self.providers().await?, weighed(&weights)?);
@@ -106,8 +106,10 @@ impl Store {
     /// Returns the version of the provider table and the time of the last change that could alter routing.
     pub async fn providers_version(&self) -> Result<(i64, Timestamp), DbError> {
         let rows = self.db.query("SELECT version, rerouted_at FROM postcommit.provider_version", vec![]).await?;
-        let row = rows.first().ok_or_else(|| DbError::Unreadable("the table provider_version has no row".into()))?;
-        // If the time is unreadable, the present time is used, because the change may have just happened.
+        let row = rows.first().ok_or_else(|| {
+            DbError::Unreadable("the table provider_version has no row; restore it from a backup".into())
+        })?;
+        // If the time is unreadable, the current time is used, because the change may have just happened.
         let rerouted_at = match row.get(1) {
             Ok(at) => at,
             Err(_) => self.now().await?,
@@ -132,14 +134,14 @@ impl Store {
         self.insert_provider(tenant, draft, true, None).await
     }
 
-    /// Creates a provider that no operator asked for. Returns false also if the channel already has a default.
+    /// Creates a provider that no operator requested. Returns false also if the channel already has a default.
     pub async fn create_first_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<bool, DbError> {
         self.insert_provider(tenant, draft, false, None).await
     }
 
     /// Creates a provider with encrypted secrets, and records the key in the same transaction. Returns false also if
     /// the installation has another key by now. Needs a store of all tenants, because all tenants share one key.
-    /// `displaces` is whether it may replace the default of its channel.
+    /// `displaces` says whether the provider may replace the default of its channel.
     pub async fn create_sealed_provider(
         &self,
         tenant: i32,
@@ -173,7 +175,7 @@ impl Store {
     /// Stores a provider that is created without an operator, unless its name is taken or its channel has a default.
     pub async fn create_missing_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<(), DbError> {
         let mut statements = self.alone(tenant, draft);
-        // Two processes may find the provider missing concurrently. Then the second changes nothing.
+        // Two processes may find the provider missing concurrently. The second process then changes nothing.
         statements.push((format!("{} WHERE {UNSERVED} ON CONFLICT DO NOTHING", insert()), columns(tenant, draft)));
         self.db.execute(statements).await.map(drop)
     }
@@ -184,9 +186,9 @@ impl Store {
         self.update(change, None).await
     }
 
-    /// Changes a provider whose secrets were encrypted anew, and records the key in the same transaction. Returns false
-    /// also if the installation has another key by now. Needs a store of all tenants, because all tenants share one
-    /// key.
+    /// Changes a provider whose secrets were encrypted again, and records the key in the same transaction. Returns
+    /// false also if the installation has another key by now. Needs a store of all tenants, because all tenants share
+    /// one key.
     pub async fn update_sealed_provider(&self, change: &ProviderChange, key: &SealedWith) -> Result<bool, DbError> {
         self.update(change, Some(key)).await
     }
@@ -290,8 +292,8 @@ impl Store {
         self.change(sql, vec![lane.into(), why.into(), revision.into()], entry).await
     }
 
-    /// Opens a lane and all its hosts, whether they are held or paused, and makes deliveries due that wait for a host or
-    /// because of a hold. Returns false if nothing was closed or the lane does not exist. Then nothing is changed.
+    /// Opens a lane and all its hosts, whether they are held or paused, and makes deliveries due that wait for a host
+    /// or because of a hold. Returns false without any change if nothing was closed or the lane does not exist.
     pub async fn resume_lane(&self, lane: i32) -> Result<bool, DbError> {
         let _turn = turn().await?;
         let held_until = self.held_until(lane, None).await?;

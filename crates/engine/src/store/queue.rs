@@ -1,5 +1,5 @@
 //! The delivery queue: claims due rows and records their outcomes. This is the hot path, so each database has its own
-//! SQL, and both versions stand next to each other.
+//! SQL, and both versions are written side by side.
 
 pub(in crate::store) mod claim;
 pub(in crate::store) mod closed;

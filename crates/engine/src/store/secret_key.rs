@@ -23,11 +23,11 @@ pub struct Sealed {
     pub tenant: i32,
     /// The name of the provider.
     pub provider: String,
-    /// The encrypted bytes.
+    /// The encrypted secrets.
     pub secrets: Vec<u8>,
 }
 
-/// The key that encrypted the secrets of a provider that is written. It was checked before, outside the transaction.
+/// The key that encrypted the secrets of a provider to be written. It was checked before, outside the transaction.
 #[derive(Debug, Clone)]
 pub struct SealedWith {
     /// The fingerprint of the key.
@@ -72,12 +72,12 @@ pub struct Unopened {
     pub reason: &'static str,
 }
 
-/// Why a lane is closed: no delivering process can decrypt the secrets of its provider.
+/// The reason why a lane is closed: no delivering process can decrypt the secrets of its provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotDecrypted {
     /// The reason, without a path, a host or a secret, because it is shown to tenants.
     pub reason: String,
-    /// The host of the pass that reported it, for operators. `None`: running workers reported it.
+    /// The host of the pass that reported the reason, for operators. `None` if running workers reported it.
     pub pass_on: Option<String>,
 }
 
@@ -91,7 +91,8 @@ pub enum Opener {
 }
 
 impl Opener {
-    /// The name in a note. That of a worker is the name of its row in the duty table, that of a pass has the host.
+    /// Returns the name of this process in its notes. A worker has the name of its row in the duty table. The name of a
+    /// pass contains the host.
     fn name(self) -> String {
         match self {
             Self::Worker(worker) => format!("{WORKER}{worker}"),
@@ -99,7 +100,8 @@ impl Opener {
         }
     }
 
-    /// The pattern of the names whose notes a new list replaces. A later pass replaces the notes of all earlier ones.
+    /// Returns the pattern of the names whose notes a new list replaces. A later pass replaces the notes of all earlier
+    /// passes.
     fn replaces(self) -> String {
         match self {
             Self::Worker(_) => self.name(),
@@ -107,7 +109,7 @@ impl Opener {
         }
     }
 
-    /// The reason with this process as its subject.
+    /// Returns the reason with "the pass" instead of "the server" if this is a pass.
     fn reason(self, of_server: &str) -> String {
         match self {
             Self::Worker(_) => of_server.to_owned(),
@@ -120,8 +122,8 @@ impl Opener {
 const NOTED_BY_PASS: &str = "pass@";
 
 /// Selects the lanes whose secrets no delivering process can decrypt, each with a reason. `$1` is the tenant or null.
-/// `$2` and `$3` are the times after which a worker or a pass counts as present. A report of an earlier pass is ignored
-/// once a later pass has begun. A single pass does not count, because a person may have made it in a directory without
+/// `$2` and `$3` are the times after which a worker or a pass counts as running. A report of an earlier pass is ignored
+/// once a later pass has begun. A single pass does not count, because a person may have run it in a directory without
 /// the key. Passes do not count either while a worker that ended abruptly may come back.
 pub(in crate::store) fn closed_by_secrets() -> String {
     let counts = format!(
@@ -182,7 +184,7 @@ impl Store {
         rows.first().map(|row| row.get::<Vec<u8>>(0).map(Fingerprint)).transpose()
     }
 
-    /// Returns the statement that makes writes of encrypted secrets run one after another while the key is not settled.
+    /// Returns the statement that makes writes of encrypted secrets run one after another until the key is recorded.
     /// Writes with the known key run concurrently. SQLite has only one writer and needs no statement.
     pub(in crate::store) fn key_turn(&self, key: &SealedWith) -> Option<Statement> {
         let lock = if key.is_known() { "pg_advisory_xact_lock_shared" } else { "pg_advisory_xact_lock" };

@@ -15,12 +15,12 @@ use crate::store::{AuditEntry, Store};
 /// The maximum length of a suppression's reason in characters. The minimum is 1.
 const REASON_CHARS: usize = 255;
 
-/// A suppression to be made. It replaces one of the same channel and address.
+/// A suppression to be created. It replaces an earlier suppression of the same channel and address.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SuppressionDraft {
-    /// The channel. `*` is every channel.
+    /// The channel. `*` means every channel.
     #[cfg_attr(
         feature = "openapi",
         schema(min_length = 1, max_length = 63, pattern = r"^(\*|[A-Za-z0-9_.-]+)$", example = "email")
@@ -29,19 +29,19 @@ pub struct SuppressionDraft {
     /// The address, in the form that the channel needs. Case makes no difference in a mail address.
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 2048, example = "guest@example.com"))]
     pub address: String,
-    /// Why nothing is sent to it, e.g. `hard bounce`.
+    /// The reason why nothing is sent to the address, e.g. `hard bounce`.
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 255, example = "hard bounce"))]
     pub reason: String,
-    /// When it ends. `null`: never.
+    /// When the suppression ends. `null` means never.
     #[serde(default)]
     pub until: Option<Timestamp>,
 }
 
 impl SuppressionDraft {
-    /// Checks every field. `now` is the present time.
+    /// Checks every field. `now` is the current time.
     ///
     /// # Errors
-    /// Names the field, the problem and what is allowed.
+    /// Names the field, the problem and the allowed values.
     pub fn check(&self, now: Timestamp) -> Result<(), EditError> {
         check_address(&self.channel, &self.address)?;
         text("reason", Some(&self.reason), REASON_CHARS)?;
@@ -52,39 +52,38 @@ impl SuppressionDraft {
     }
 }
 
-/// Checks the address by the rules of its channel. The rules of a channel that the product does not know are not known
-/// either.
+/// Checks the address by the rules of its channel. For an unknown channel only the general rules for addresses apply.
 fn check_address(channel: &str, to: &str) -> Result<(), EditError> {
     field("channel", channel_or_any(channel))?;
     let recipient = kind_of_channel(channel).and_then(|kind| address(kind, to));
-    // A list has no rules but those of every address.
+    // Checking the address as a list's name applies only the rules that all addresses share.
     field("address", recipient.unwrap_or_else(|| Recipient::list(to)).check())?;
     let control = to.chars().find(|c| c.is_control());
     field("address", control.map_or(Ok(()), |c| Err(format!("holds {c:?}; control characters are not allowed"))))
 }
 
-/// A suppression.
+/// A suppression: nothing is sent to an address on a channel.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SuppressionRow {
-    /// The tenant that owns it.
+    /// The tenant that owns the suppression.
     pub tenant: String,
     /// The number of the tenant.
     #[serde(skip)]
     pub tenant_id: i32,
-    /// The channel. `*` is every channel.
+    /// The channel. `*` means every channel.
     pub channel: String,
-    /// The address.
+    /// The suppressed address.
     pub address: String,
-    /// Why nothing is sent to it.
+    /// The reason why nothing is sent to the address.
     pub reason: String,
-    /// When it was made.
+    /// When the suppression was created.
     pub created_at: Timestamp,
-    /// Who made it.
+    /// The actor that created the suppression.
     pub created_by: String,
-    /// When it ends. `null`: never.
+    /// When the suppression ends. `null` means never.
     pub until: Option<Timestamp>,
-    /// Whether it still counts.
+    /// Whether the suppression is in force.
     pub active: bool,
 }
 
@@ -93,7 +92,7 @@ pub struct SuppressionRow {
 pub struct SuppressionFilter {
     /// Only suppressions of this tenant. `None` means all tenants.
     pub tenant: Option<i32>,
-    /// Only suppressions that count on this channel: those of the channel, and those of every channel.
+    /// Only suppressions of this channel, and suppressions of all channels (`*`).
     pub channel: Option<String>,
     /// Only suppressions of this address.
     pub address: Option<String>,
@@ -116,7 +115,8 @@ const WRITE: &str =
       until = excluded.until";
 
 impl Store {
-    /// Suppresses an address on a channel. A suppression of both is replaced. Returns whether it is new.
+    /// Suppresses an address on a channel. An earlier suppression of that address on that channel is replaced. Returns
+    /// whether the suppression is new.
     pub async fn suppress(&self, tenant: i32, draft: &SuppressionDraft) -> Result<(SuppressionRow, bool), EditError> {
         draft.check(self.now().await?)?;
         let (channel, to) = (draft.channel.as_str(), comparable(&draft.address));
@@ -133,11 +133,12 @@ impl Store {
         let entry = AuditEntry::new(tenant, "suppression.create", subject(channel, &to)).details(details);
         self.change(WRITE, parameters, entry).await?;
         let row = self.suppression(tenant, channel, &to).await?;
-        let gone = || EditError::Conflict("the suppression was removed while it was made; make it again".into());
+        let gone =
+            || EditError::Conflict("the suppression was removed while it was being created; create it again".into());
         Ok((row.ok_or_else(gone)?, known.is_none()))
     }
 
-    /// Removes a suppression. Returns whether there was one.
+    /// Removes a suppression. Returns whether the suppression existed.
     pub async fn remove_suppression(&self, tenant: i32, channel: &str, to: &str) -> Result<bool, EditError> {
         field("channel", channel_or_any(channel))?;
         field("address", Recipient::list(to).check())?;
@@ -186,7 +187,7 @@ impl Store {
     }
 }
 
-/// The subject of audit entries. The address is masked, because the audit log is kept for long.
+/// Returns the subject of audit entries. The address is masked, because the audit log is kept for long.
 fn subject(channel: &str, to: &str) -> String {
     format!("{channel} {}", masked(to))
 }

@@ -1,5 +1,5 @@
-//! Templates and their versions. A version is immutable and complete in itself: it holds copies of layouts, brand values
-//! and settings, so that a delivery renders to the same bytes for ever.
+//! Templates and their versions. A version is immutable and complete in itself: it holds copies of layouts, brand
+//! values and settings, so that a delivery always renders to the same bytes.
 
 use postcommit::Timestamp;
 use postcommit_channel::model::{DigestRule, Throttle};
@@ -18,34 +18,36 @@ use crate::store::{AuditEntry, NotificationFilter, Store};
 
 /// The most templates of a tenant, without deleted ones.
 pub const TEMPLATES: usize = 5000;
-/// How many events of an undeclared type are examined for the names that they hold.
+/// How many events of an undeclared type are examined to collect the names in their payloads.
 pub const EVENTS_EXAMINED: i64 = 100;
 
-/// A template: where it is used, and how. What it says is in its versions.
+/// A template: its place and its sending rules. Its text is in its versions.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TemplateDraft {
-    /// Unique in the tenant.
+    /// The id, unique in the tenant.
     pub id: String,
-    /// The event type that it is for.
+    /// The event type for which the template is used.
     pub event_type: String,
-    /// The channel on which it is sent.
+    /// The channel of the template.
     pub channel: String,
-    /// For whom it is written, e.g. `guest` or `host`: each gets its own message. Empty: for anyone.
+    /// The audience of the template, e.g. `guest` or `host`. Each audience gets its own message. Empty means anyone.
     pub audience: String,
-    /// The language it is written in, e.g. `pt-BR`. Empty: any.
+    /// The language of the template, e.g. `pt-BR`. Empty means any language.
     pub language: String,
-    /// It is used only for notifications whose payload has this scope, e.g. `listing` for `listingId`. Empty: for all.
+    /// The scope of the template, e.g. `listing` for `listingId`. The template is used only for notifications whose
+    /// payload has this scope. Empty means all notifications.
     pub scope_type: String,
     /// The value of the scope, e.g. `10`.
     pub scope_id: String,
-    /// Whether it is used.
+    /// Whether the template is active.
     pub active: bool,
-    /// `entity`: one entity gets it once per event type. `notification`: each notification sends it.
+    /// How often the template is sent. `entity`: once per entity and event type. `notification`: for each notification.
     pub once_per: String,
-    /// The most messages for one recipient in a period, and what becomes of the rest. `null`: no limit.
+    /// The most messages for one recipient in a period, and the treatment of further messages. `null` means no limit.
     pub throttle: Option<Throttle>,
-    /// Collects the events of a recipient, and sends one message with all of them. `null`: each event is sent.
+    /// Collects the events of a recipient, and sends one message with all of them. `null` means that each event is
+    /// sent.
     pub digest: Option<DigestRule>,
 }
 
@@ -53,17 +55,17 @@ pub struct TemplateDraft {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TemplateRow {
-    /// The tenant that owns it.
+    /// The tenant that owns the template.
     pub tenant: String,
     #[serde(flatten)]
     pub draft: TemplateDraft,
-    /// The version that is used.
+    /// The number of the current version.
     pub version: i32,
-    /// Counts changes, including those that make no new version.
+    /// The number of changes so far, including changes that create no new version.
     pub revision: i32,
-    /// When it was created.
+    /// When the template was created.
     pub created_at: Timestamp,
-    /// When it was last changed.
+    /// When the template was last changed.
     pub updated_at: Timestamp,
     /// The number of the tenant.
     #[serde(skip)]
@@ -74,13 +76,13 @@ pub struct TemplateRow {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VersionRow {
-    /// Its number, from 1.
+    /// The number of the version, from 1.
     pub version: i32,
-    /// When it was made.
+    /// When the version was created.
     pub created_at: Timestamp,
-    /// Who made it.
+    /// The actor that created the version.
     pub created_by: String,
-    /// Why it was made.
+    /// The reason why the version was created.
     pub note: Option<String>,
 }
 
@@ -115,7 +117,7 @@ const PAYLOAD: RowQuery =
     RowQuery { columns: "payload", of_one: "postcommit.notification WHERE tenant = $1 AND id = $2" };
 
 impl Store {
-    /// Reads one page of templates. Deleted ones are left out.
+    /// Reads one page of templates. Deleted templates are left out.
     pub async fn template_rows(&self, filter: &TemplateFilter) -> Result<Vec<TemplateRow>, DbError> {
         let mut parameters = SqlParameters::default();
         let mut sql = format!("SELECT {COLUMNS} FROM {TABLES} WHERE t.deleted_at IS NULL");
@@ -149,7 +151,8 @@ impl Store {
         Ok(legible("templates", self.db.query_once(&sql, parameters.0).await?.iter().map(listed)))
     }
 
-    /// Orders names alike on both databases, whatever the language of the database is.
+    /// Returns the SQL that sorts names by bytes, so that both databases have the same order regardless of their
+    /// collation.
     pub(in crate::store) fn bytewise(&self, column: &str) -> String {
         if self.db.kind() == "postgres" { format!("{column} COLLATE \"C\"") } else { column.to_owned() }
     }
@@ -163,7 +166,7 @@ impl Store {
         }
     }
 
-    /// Reads a template. A deleted one is not found.
+    /// Reads a template. A deleted template is not found.
     pub async fn template(&self, tenant: i32, id: &str) -> Result<Option<TemplateRow>, DbError> {
         let sql = format!("SELECT {COLUMNS} FROM {TABLES} WHERE t.tenant = $1 AND t.id = $2 AND t.deleted_at IS NULL");
         self.db.query(&sql, vec![tenant.into(), id.into()]).await?.first().map(listed).transpose()
@@ -175,7 +178,7 @@ impl Store {
         self.db.query(sql, vec![tenant.into()]).await?.first().map_or(Ok(0), |row| row.get(0))
     }
 
-    /// Returns the id of another active template at the same place. At most one active template may be there.
+    /// Returns the id of another active template at the same place. At most one template at a place may be active.
     pub async fn template_at(&self, tenant: i32, draft: &TemplateDraft) -> Result<Option<String>, DbError> {
         let sql = format!("SELECT o.id FROM postcommit.template o WHERE {AT_PLACE}");
         let mut parameters = place(tenant, draft);
@@ -183,9 +186,9 @@ impl Store {
         self.db.query(&sql, parameters).await?.first().map(|row| row.get(0)).transpose()
     }
 
-    /// Creates a template with its first version. A deleted template of this id is brought back, with one more version.
-    /// Returns false if the id or the place is taken, if there are [`TEMPLATES`] templates, or if something that the
-    /// version was made from was changed.
+    /// Creates a template with its first version. A deleted template of this id is restored, with one more version.
+    /// Returns false if the id or the place is taken, if there are [`TEMPLATES`] templates, or if a source of the
+    /// version has changed.
     pub async fn create_template(
         &self,
         tenant: i32,
@@ -219,8 +222,8 @@ impl Store {
     }
 
     /// Changes a template if it still has the revision that was read. With a source it gets a new version. Returns
-    /// false if the template was changed or deleted in the meantime, if the place is taken, or if something that the
-    /// version was made from was changed.
+    /// false if the template was changed or deleted in the meantime, if the place is taken, or if a source of the
+    /// version has changed.
     pub async fn update_template(
         &self,
         (from, to): (&TemplateRow, &TemplateDraft),
@@ -259,7 +262,7 @@ impl Store {
     }
 
     /// Hides a template that is not active and has the revision that was read. Its versions stay, because deliveries
-    /// name them. Returns false if it was changed in the meantime.
+    /// name them. Returns false if the template was changed in the meantime.
     pub async fn delete_template(&self, template: &TemplateRow) -> Result<bool, DbError> {
         let sql = "UPDATE postcommit.template SET deleted_at = {now}, revision = revision + 1, updated_at = {now}
             WHERE tenant = $1 AND id = $2 AND revision = $3 AND NOT active AND deleted_at IS NULL";
@@ -269,7 +272,7 @@ impl Store {
         self.change_content(tenant, vec![(sql.to_owned(), parameters)], entry).await
     }
 
-    /// Returns the statement that writes the version which the template now names.
+    /// Returns the statement that writes the version whose number the template now has.
     fn insert_version(&self, tenant: i32, id: &str, source: &Source, note: Option<&str>) -> Statement {
         let sql = format!(
             "INSERT INTO postcommit.template_version ({VERSION_COLUMNS})
@@ -314,7 +317,7 @@ impl Store {
         Ok(legible("versions of templates", self.db.query(sql, parameters).await?.iter().map(version)))
     }
 
-    /// Reads one version of a template, including those of a deleted template.
+    /// Reads one version of a template, which may be deleted.
     pub async fn template_version(
         &self,
         tenant: i32,
@@ -329,7 +332,7 @@ impl Store {
         rows.first().map(|row| Ok((version(row)?, source(row)?))).transpose()
     }
 
-    /// Returns the ids and event types of the templates whose present version holds a copy of this layout or partial.
+    /// Returns the ids and event types of the templates whose current version holds a copy of this layout or partial.
     pub async fn templates_using(&self, tenant: i32, name: &str) -> Result<Vec<(String, String)>, DbError> {
         let mut parameters = SqlParameters::default();
         let (tenant, uses) = (parameters.add(tenant), self.uses(name, &mut parameters));
@@ -379,7 +382,7 @@ fn place(tenant: i32, draft: &TemplateDraft) -> Vec<Value> {
     std::iter::once(tenant.into()).chain(texts.map(|text| text.as_str().into())).collect()
 }
 
-/// The fields that differ, with their values before and after.
+/// Returns the fields that differ, with their values before and after.
 fn differing(from: &TemplateDraft, to: &TemplateDraft) -> Json {
     let (from, to) = (json!(from), json!(to));
     let fields = from.as_object().into_iter().flatten().filter(|(name, was)| to[name.as_str()] != **was);
@@ -414,12 +417,12 @@ fn listed(row: &Row) -> Result<TemplateRow, DbError> {
     })
 }
 
-/// A throttle or digest as a parameter.
+/// Returns a throttle or digest as a parameter.
 fn rule(rule: &Option<impl Serialize>) -> Value {
     rule.as_ref().map(|rule| json!(rule)).into()
 }
 
-/// Reads a throttle or digest. One that cannot be read is none.
+/// Reads a throttle or digest. An unreadable one is ignored.
 pub(in crate::store) fn stored_rule<T: DeserializeOwned>(row: &Row, place: usize) -> Result<Option<T>, DbError> {
     let stored: Option<Json> = row.get(place)?;
     Ok(stored.and_then(|json| serde_json::from_value(json).ok()))
@@ -429,7 +432,7 @@ fn version(row: &Row) -> Result<VersionRow, DbError> {
     Ok(VersionRow { version: row.get(0)?, created_at: row.get(1)?, created_by: row.get(2)?, note: row.get(3)? })
 }
 
-/// Reads a source from column 4 on.
+/// Reads the source of a version from column 4 on.
 pub(in crate::store) fn source(row: &Row) -> Result<Source, DbError> {
     let parts: Json = row.get(10)?;
     Ok(Source {

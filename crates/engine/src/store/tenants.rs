@@ -18,7 +18,7 @@ pub const REASON_CHARS: usize = 255;
 /// The highest weight of a tenant. The lowest is 1.
 pub const MAX_WEIGHT: i32 = 100;
 
-/// Why a tenant was not created or changed.
+/// The reason why a tenant was not created or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum TenantError {
     /// A field is beyond its limit.
@@ -30,19 +30,19 @@ pub enum TenantError {
     Database(#[from] DbError),
 }
 
-/// A tenant.
+/// A tenant: an owner of data.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TenantRow {
     /// The number of the tenant, the first part of every key.
     pub id: i32,
-    /// The name.
+    /// The name of the tenant.
     pub name: String,
-    /// When it was created.
+    /// When the tenant was created.
     pub created_at: Timestamp,
-    /// Since when the tenant is suspended: nothing of it is sent.
+    /// When the tenant was suspended. Nothing is sent for a suspended tenant.
     pub suspended_at: Option<Timestamp>,
-    /// Why the tenant is suspended.
+    /// The reason why the tenant is suspended.
     pub suspended_reason: Option<String>,
     /// The share of the tenant when several tenants have due deliveries: 1 to 100.
     pub weight: i32,
@@ -62,7 +62,9 @@ impl Store {
             return Err(TenantError::Taken(name.to_owned()));
         }
         let made = self.tenant(name).await?;
-        Ok(made.ok_or_else(|| DbError::Unreadable(format!("tenant {name:?} was created, but cannot be found")))?)
+        Ok(made.ok_or_else(|| {
+            DbError::Unreadable(format!("tenant {name:?} was created, but cannot be found; report it as a bug"))
+        })?)
     }
 
     /// Returns the number of a tenant. An unknown tenant is created, just as its first notification would create it.
@@ -71,9 +73,9 @@ impl Store {
             return Ok(known);
         }
         self.insert_tenant(name).await?;
-        self.tenant(name)
-            .await?
-            .ok_or_else(|| DbError::Unreadable(format!("tenant {name:?} was created, but cannot be found")))
+        self.tenant(name).await?.ok_or_else(|| {
+            DbError::Unreadable(format!("tenant {name:?} was created, but cannot be found; report it as a bug"))
+        })
     }
 
     async fn insert_tenant(&self, name: &str) -> Result<bool, DbError> {

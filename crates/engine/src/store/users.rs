@@ -15,7 +15,7 @@ use crate::store::{AuditEntry, Store};
 
 /// How many addresses a user may have.
 pub const USER_ADDRESSES: usize = 20;
-/// Bytes of a user's `data`, as JSON text.
+/// The maximum size of a user's `data`, in bytes of JSON text.
 pub const USER_DATA_BYTES: usize = 2048;
 
 /// An address of a user.
@@ -23,7 +23,7 @@ pub const USER_DATA_BYTES: usize = 2048;
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UserAddress {
-    /// `email`, `phone`, `slack`, `teams` or `webhook`.
+    /// The kind: `email`, `phone`, `slack`, `teams` or `webhook`.
     #[cfg_attr(feature = "openapi", schema(pattern = "^(email|phone|slack|teams|webhook)$"))]
     pub kind: String,
     /// The address. A phone number is in E.164 and is sent unchanged.
@@ -32,23 +32,23 @@ pub struct UserAddress {
     /// When the application verified that the address is the user's.
     #[serde(default)]
     pub verified_at: Option<Timestamp>,
-    /// Why the address is not used. `null`: it is used.
+    /// The reason why the address is not used. `null` if it is used.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 255))]
     pub disabled_reason: Option<String>,
 }
 
-/// What the application says about a user.
+/// The profile of a user, as the application describes it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UserDraft {
-    /// The display name.
+    /// The display name of the user.
     pub name: Option<String>,
-    /// A language tag such as `pt-BR`.
+    /// The language, a tag such as `pt-BR`.
     pub language: Option<String>,
-    /// A name of the IANA time zone database such as `Asia/Kolkata`.
+    /// The time zone, a name of the IANA database such as `Asia/Kolkata`.
     pub time_zone: Option<String>,
-    /// When the user is left alone, in the user's time zone.
+    /// The daily period in which no messages are sent, in the user's time zone.
     pub quiet_hours: Option<QuietHours>,
     /// Fields that templates read as `user.data.name`: an object of at most 2,048 bytes.
     #[cfg_attr(feature = "openapi", schema(value_type = Object))]
@@ -63,7 +63,7 @@ impl Default for UserDraft {
     }
 }
 
-/// The fields to set. Others keep their values. `Some(None)` removes a value.
+/// The fields to set. Other fields keep their values. `Some(None)` removes a value.
 #[derive(Debug, Clone, Default)]
 pub struct UserChange {
     pub name: Option<Option<String>>,
@@ -71,12 +71,12 @@ pub struct UserChange {
     pub time_zone: Option<Option<String>>,
     pub quiet_hours: Option<Option<QuietHours>>,
     pub data: Option<Json>,
-    /// All addresses.
+    /// The addresses, which replace all earlier ones.
     pub addresses: Option<Vec<UserAddress>>,
 }
 
 impl UserChange {
-    /// The user with these changes.
+    /// Returns the user with these changes.
     #[must_use]
     pub fn laid_over(&self, user: UserDraft) -> UserDraft {
         let change = self.clone();
@@ -91,11 +91,11 @@ impl UserChange {
     }
 }
 
-/// A user.
+/// A user of the application.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UserRow {
-    /// The tenant that owns it.
+    /// The tenant that owns the user.
     pub tenant: String,
     /// The number of the tenant.
     #[serde(skip)]
@@ -104,11 +104,11 @@ pub struct UserRow {
     pub id: String,
     #[serde(flatten)]
     pub user: UserDraft,
-    /// Counts the changes.
+    /// The number of changes so far.
     pub revision: i32,
-    /// When it was created.
+    /// When the user was created.
     pub created_at: Timestamp,
-    /// When it was last changed.
+    /// When the user was last changed.
     pub updated_at: Timestamp,
 }
 
@@ -121,7 +121,7 @@ impl UserDraft {
     /// Checks every field.
     ///
     /// # Errors
-    /// Names the field, the problem and what is allowed.
+    /// Names the field, the problem and the allowed values.
     pub fn check(&self) -> Result<(), EditError> {
         text("name", self.name.as_deref(), limits::NAME_CHARS)?;
         language("language", self.language.as_deref())?;
@@ -139,13 +139,15 @@ impl UserDraft {
         for (place, address) in self.addresses.iter().enumerate() {
             address.check(&format!("addresses[{place}]"))?;
             if !seen.insert((&address.kind, &address.address)) {
-                return Err(EditError::Refused(format!("addresses[{place}].address: is given twice")));
+                return Err(EditError::Refused(format!(
+                    "addresses[{place}].address: is given twice; give each address once"
+                )));
             }
         }
         Ok(())
     }
 
-    /// The addresses as rows. The position of an address is its place in the list.
+    /// Returns the addresses as rows. The position of an address is its index in the list.
     fn rows(&self) -> Json {
         let row = |(place, of): (usize, &UserAddress)| {
             json!({
@@ -156,7 +158,7 @@ impl UserDraft {
         self.addresses.iter().enumerate().map(row).collect()
     }
 
-    /// The names of the fields in which the other draft differs.
+    /// Returns the names of the fields in which the other draft differs.
     fn differences(&self, other: &Self) -> Vec<&'static str> {
         let all = [
             ("name", self.name != other.name),
@@ -171,7 +173,7 @@ impl UserDraft {
 }
 
 impl UserAddress {
-    /// Checks an address by the rules for recipients. `place` names it in errors.
+    /// Checks an address by the rules for recipients. `place` is its name in errors.
     fn check(&self, place: &str) -> Result<(), EditError> {
         let Some(recipient) = address(&self.kind, &self.address) else {
             let (kind, allowed) = (&self.kind, ADDRESS_KINDS.join(", "));
@@ -182,7 +184,7 @@ impl UserAddress {
     }
 }
 
-/// Checks a time zone by the data that templates write dates with.
+/// Checks a time zone by the data with which templates format dates.
 fn time_zone(name: &str, zone: Option<&str>) -> Result<(), EditError> {
     let Some(zone) = zone else { return Ok(()) };
     check_time_zone(zone).map_err(|problem| EditError::Refused(format!("{name}: {problem}")))
@@ -219,7 +221,7 @@ impl Store {
         self.known_user(tenant, id).await
     }
 
-    /// Changes the given fields of a user. With a revision, it does so only if the user still has that revision.
+    /// Changes the given fields of a user. With a revision, nothing is changed unless the user still has that revision.
     pub async fn update_user(
         &self,
         tenant: i32,
@@ -242,8 +244,8 @@ impl Store {
         Err(Subject("user", id).overtaken())
     }
 
-    /// Replaces a user, or creates it if it does not exist. With a revision, it only replaces, and only that revision.
-    /// Returns whether the user is new.
+    /// Replaces a user, or creates it if it does not exist. With a revision, the user is replaced only if it has that
+    /// revision, and never created. Returns whether the user is new.
     pub async fn put_user(
         &self,
         tenant: i32,
@@ -358,7 +360,7 @@ impl Store {
     }
 
     fn select_users(&self) -> String {
-        // Each database has its own functions that make one JSON text of the addresses.
+        // Each database has its own functions that combine the addresses into one JSON text.
         let addresses = match self.db.kind() {
             "postgres" => {
                 "SELECT jsonb_agg(jsonb_build_array(a.position, a.kind, a.address,
@@ -416,7 +418,7 @@ fn listed(row: &Row) -> Result<UserRow, DbError> {
     Ok(listed)
 }
 
-/// Reads the quiet hours in a column. Hours that cannot be read are none, so that the user stays usable.
+/// Reads the quiet hours in a column. Unreadable hours are ignored, so that the user stays usable.
 pub(in crate::store) fn quiet_hours(row: &Row, place: usize) -> Result<Option<QuietHours>, DbError> {
     let stored: Option<Json> = row.get(place)?;
     Ok(stored.and_then(|json| serde_json::from_value(json).ok()))

@@ -1,4 +1,4 @@
-//! What a delivery that is not finished waits for, in words for a person.
+//! The reason why an unfinished delivery waits, in words for a person.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -19,7 +19,7 @@ const PASS_DELIVERS: Duration = Duration::from_secs(120);
 
 const NO_PROCESS: &str = "a process that delivers: start `postcommit serve` or `postcommit serve --role worker`";
 
-/// Why a lane is closed.
+/// The reasons why a lane is closed.
 #[derive(Debug, Default)]
 struct ClosedLane {
     paused: Option<String>,
@@ -27,20 +27,21 @@ struct ClosedLane {
     not_decrypted: Option<String>,
 }
 
-/// What can keep deliveries waiting at one moment.
+/// The reasons why deliveries wait, as read from the database at `now`.
 #[derive(Debug)]
 pub(in crate::store) struct Obstacles {
     now: Timestamp,
-    /// Whether a process delivers.
+    /// Whether a process delivers now.
     is_attended: bool,
-    /// The names of suspended tenants. The reason is for operators, and a tenant may see the text.
+    /// The names of suspended tenants. The reason of the suspension is left out: it is for operators, and a tenant may
+    /// read this text.
     suspended: HashSet<String>,
     /// Closed lanes by tenant and provider.
     closed: HashMap<(String, String), ClosedLane>,
 }
 
 impl Obstacles {
-    /// Returns what a live delivery waits for, the strongest reason first. `None` if the delivery is finished.
+    /// Returns the strongest reason why a live delivery waits. `None` if the delivery is finished.
     fn of(&self, row: &DeliveryRow) -> Option<String> {
         let next = row.next_attempt_at?;
         if row.state == "sending" {
@@ -71,7 +72,7 @@ impl Obstacles {
     }
 }
 
-/// Says until when a delivery waits that is not due yet.
+/// Returns words that say until when a delivery waits that is not due yet.
 fn until(row: &DeliveryRow, next: Timestamp) -> String {
     let host = row.last_error.as_deref().and_then(|text| text.strip_prefix(&waits_for("")));
     match (row.error_code.as_deref(), host) {
@@ -83,7 +84,7 @@ fn until(row: &DeliveryRow, next: Timestamp) -> String {
 }
 
 impl Store {
-    /// Fills in what the live rows among `rows` wait for. `tenant` limits what is read, as in the list.
+    /// Sets the reason why each live row among `rows` waits. With a tenant, only data of that tenant is read.
     pub(in crate::store) async fn say_waits(
         &self,
         tenant: Option<i32>,
@@ -97,7 +98,7 @@ impl Store {
         self.say_leases(rows).await
     }
 
-    /// Adds when the leases end, where all rows that are being sent are of one notification.
+    /// Adds the ends of the leases, if all rows that are being sent belong to one notification.
     async fn say_leases(&self, rows: &mut [DeliveryRow]) -> Result<(), DbError> {
         let is_sent = |row: &&mut DeliveryRow| row.state == "sending";
         let Some(one) = rows.iter_mut().find(is_sent).map(|row| row.notification_id) else { return Ok(()) };
@@ -117,7 +118,7 @@ impl Store {
             WHERE q.tenant IN (SELECT id FROM postcommit.tenant) AND q.notification_id = $1
               AND q.lease_until IS NOT NULL";
         let rows = self.db.query(sql, vec![notification.into()]).await?;
-        // An unreadable time is left out: the list is shown without it.
+        // A row with an unreadable time is left out, and the list is shown without that time.
         Ok(rows.iter().filter_map(|row| Some((row.get(0).ok()?, row.get(1).ok()?))).collect())
     }
 
@@ -139,7 +140,7 @@ impl Store {
             closed: HashMap::new(),
         };
         for row in self.db.query(&sql, self.who_opens(tenant).await?).await? {
-            // Unreadable values must not hide the list. A tenant with any value here is suspended.
+            // Unreadable values must not hide the list. A tenant with any value in this column is suspended.
             let Ok(tenant) = row.get::<String>(0) else { continue };
             if !matches!(row.get::<Option<Timestamp>>(1), Ok(None)) {
                 found.suspended.insert(tenant.clone());
@@ -153,7 +154,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Whether a worker has a current heartbeat, or a pass began a short time ago.
+    /// Returns whether a worker has a current heartbeat, or a pass began a short time ago.
     async fn is_attended(&self, now: Timestamp) -> Result<bool, DbError> {
         let sql = format!(
             "SELECT count(*) FROM postcommit.duty

@@ -1,4 +1,4 @@
-//! What is said and to whom, from enqueue to the captured message, on both databases.
+//! Content and recipients, from enqueue to the captured message, on both databases.
 
 mod addressed;
 mod held;
@@ -21,10 +21,10 @@ use uuid::Uuid;
 
 use crate::world::World;
 
-/// The event of C's acceptance tests.
+/// The event type in the acceptance tests of section C.
 pub const CONFIRMED: &str = "booking.confirmed";
 
-/// The payload of C's acceptance tests.
+/// The payload in the acceptance tests of section C.
 pub fn booking() -> serde_json::Value {
     json!({"bookingId": 12345, "guestId": 678, "listingId": 10, "bookingStatus": "Confirmed",
         "guestPhone": "+919876543210", "guestEmail": "guest@example.com", "guestName": "Asha", "listingName": "Sea View",
@@ -32,7 +32,7 @@ pub fn booking() -> serde_json::Value {
 }
 
 impl World {
-    /// Saves a new version of a template. `more` has parts, and the columns that are not the defaults.
+    /// Saves a new version of a template. `more` has its parts, and the columns that differ from the defaults.
     pub async fn write_template(&self, id: &str, channel: &str, more: serde_json::Value) {
         let text = |name: &str| more.get(name).and_then(serde_json::Value::as_str).map(str::to_owned);
         let or = |name: &str, otherwise: &str| Value::from(text(name).unwrap_or_else(|| otherwise.into()));
@@ -73,7 +73,7 @@ impl World {
         self.execute(sql, parameters).await;
     }
 
-    /// The templates of C's acceptance tests: one for each of three channels.
+    /// Creates the templates of the acceptance tests of section C: one for each of three channels.
     pub async fn booking_templates(&self, once_per: &str) {
         let text = "{{guestName}}, your stay at {{listingName}} from {{checkinDate}} is {{bookingStatus}}.";
         for channel in ["whatsapp", "sms"] {
@@ -85,7 +85,7 @@ impl World {
         self.write_template("mail-confirmed", "email", mail).await;
     }
 
-    /// Enqueues C's event for an entity, with additional fields. It names no recipient.
+    /// Enqueues the event of section C for an entity, with additional fields. It names no recipient.
     pub async fn book(&self, entity: &str, more: serde_json::Value) -> Uuid {
         let mut fields = json!({"entity": entity, "payload": booking(), "recipients": []});
         for (name, value) in more.as_object().cloned().unwrap_or_default() {
@@ -94,7 +94,7 @@ impl World {
         self.enqueue(CONFIRMED, fields).await
     }
 
-    /// Claims everything that is not expanded yet, as a worker would that is lost before it does anything.
+    /// Claims everything that is not expanded yet, like a worker that is lost immediately after its claim.
     pub async fn claim_and_lose(&self) {
         let want = Want { lane: -self.tenant, quota: 10 };
         let claim = self.store.claim(&[want], Duration::from_secs(60), None).await.unwrap();
@@ -137,7 +137,7 @@ impl World {
         self.execute(sql, vec![self.tenant.into(), channel.into(), address.into()]).await;
     }
 
-    /// Creates a list, if it is not there, and adds members: kind, member and channel.
+    /// Creates a list, if it does not exist, and adds members: kind, member and channel.
     pub async fn list(&self, name: &str, members: &[(&str, &str, &str)]) {
         let sql = "INSERT INTO postcommit.list (tenant, name, created_at, updated_at) VALUES ($1, $2, {now}, {now})
             ON CONFLICT DO NOTHING";
@@ -150,7 +150,7 @@ impl World {
         }
     }
 
-    /// What was captured for a notification, by channel and address.
+    /// Returns the captured messages of a notification, by channel and address.
     pub async fn captured(&self, id: Uuid) -> BTreeMap<(String, String), serde_json::Value> {
         let sent = self.attempts(id).await.into_iter().filter_map(|attempt| attempt.excerpt);
         let read = sent.map(|excerpt| serde_json::from_str::<serde_json::Value>(&excerpt).unwrap());
@@ -158,7 +158,7 @@ impl World {
         read.map(|sent| ((text(&sent["channel"]), text(&sent["to"])), sent)).collect()
     }
 
-    /// Channel, state and code of each delivery of a notification, in order.
+    /// Returns the channel, state and code of each delivery of a notification, in order.
     pub async fn outcomes(&self, id: Uuid) -> Vec<(String, String, String)> {
         let shown = |row: postcommit_engine::store::DeliveryRow| {
             (row.channel.unwrap_or_default(), row.state, row.error_code.unwrap_or_default())
@@ -167,7 +167,7 @@ impl World {
     }
 }
 
-/// One expected outcome.
+/// Builds one expected outcome.
 pub fn outcome(channel: &str, state: &str, code: &str) -> (String, String, String) {
     (channel.into(), state.into(), code.into())
 }

@@ -87,7 +87,7 @@ async fn new_tenants_given_times_and_exceeded_limits() {
     let stored = world.store.notification(None, id).await.unwrap().unwrap();
     assert_eq!(stored.due_at.to_string(), "2031-05-04T10:00:00.123Z");
 
-    // Not checked by the SDK, because the field is set after the build.
+    // The SDK does not check this field, because it is set after the build.
     let mut beyond = note("beyond", payload());
     beyond.title = Some("x".repeat(999));
     let refused = world.store.enqueue(&beyond).await.unwrap_err();
@@ -106,7 +106,7 @@ async fn a_failed_request_is_rolled_back_alone() {
         let db = db.clone();
         writing.spawn(async move {
             let write = db.write(move |connection| {
-                // In the meantime the others arrive, and share the commit.
+                // In the meantime the other requests arrive, and share the commit.
                 std::thread::sleep(Duration::from_millis(if x == 0 { 100 } else { 0 }));
                 connection.execute("INSERT INTO t VALUES (?1)", [x]).unwrap();
                 match x {

@@ -36,7 +36,7 @@ on_both! {
         assert_eq!(world.store.unreadable().await.unwrap(), vec![]);
     }
 
-    async fn dispatchers_hear_of_every_change_of_an_event_type(world) {
+    async fn dispatchers_read_every_change_of_an_event_type(world) {
         let tenant = world.store.of_tenant(world.tenant);
         let mut versions = vec![world.store.providers_version().await.unwrap().0];
         tenant.create_event_type(world.tenant, "a", &draft()).await.unwrap();
@@ -53,7 +53,7 @@ on_both! {
             (EventTypeDraft { description: Some("x".repeat(1001)), ..draft() }, "description: has 1001 characters; 1 to 1000 are allowed"),
             (EventTypeDraft { sample: Some(json!([1])), ..draft() }, "sample: must be an object"),
             (EventTypeDraft { sample: Some(json!({"a": "x".repeat(262_144)})), ..draft() }, "sample: has 262153 bytes; at most 262144 are allowed"),
-            (EventTypeDraft { placeholders: vec!["a".into(), "a".into()], ..draft() }, "placeholders[1]: \"a\" is given twice"),
+            (EventTypeDraft { placeholders: vec!["a".into(), "a".into()], ..draft() }, "placeholders[1]: \"a\" is given twice; give each name once"),
             (EventTypeDraft { placeholders: vec![String::new()], ..draft() }, "placeholders[0]: has 0 characters; 1 to 255 are allowed"),
             (EventTypeDraft { placeholders: (0..501).map(|n| n.to_string()).collect(), ..draft() }, "placeholders: has 501; at most 500 are allowed"),
         ];

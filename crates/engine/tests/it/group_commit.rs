@@ -114,7 +114,7 @@ on_both! {
         }
         let stored = world.store.notification(None, scheduled.id).await.unwrap().unwrap();
         assert_eq!((stored.due_at.to_string().as_str(), stored.tenant_name.as_str()), ("2099-01-01T00:00:00Z", "default"));
-        // The same content under the same key is recognised, whatever its white space.
+        // The same content under the same key is recognised, regardless of its white space.
         let spaced = text.replace(": ", " :  ");
         let again = world.store.accept(vec![NotificationRequest::read(&spaced, "default").unwrap()]).await[0].clone().unwrap();
         assert_eq!(again, Accepted { id: scheduled.id, duplicate: true, conflict: false });
@@ -130,7 +130,7 @@ on_both! {
         let gate = GroupCommit::new(world.store.clone());
         for i in 0..20 {
             let mut request = Box::pin(gate.accept(keyed(&format!("gone-{i}"))));
-            // The request is handed in, and then its client stops waiting.
+            // The request is submitted, and then its client stops waiting.
             tokio::select! {
                 biased;
                 _ = &mut request => {}

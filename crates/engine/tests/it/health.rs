@@ -54,7 +54,7 @@ on_both! {
 #[tokio::test]
 async fn a_standby_is_read_only() {
     let database = postcommit_testkit::database().await;
-    // The setting that a session on a standby has.
+    // A session on a standby has this setting.
     let url = format!("{}?options=-c%20default_transaction_read_only%3Don", database.url);
     assert!(Store::open(&url).await.unwrap().is_read_only().await.unwrap());
 }
@@ -107,7 +107,7 @@ async fn a_file_made_read_only_under_an_open_store_is_read_only() {
     let store = Store::open(&format!("sqlite:{}", path.display())).await.unwrap();
     store.db().migrate().await.unwrap();
     let barred = Barred::new(path);
-    // The first call: a result is cached for a second.
+    // This is the first call, because a result is cached for a second.
     let found = store.is_read_only().await.unwrap();
     assert_eq!(found, barred.holds());
 }
@@ -126,6 +126,6 @@ async fn the_test_write_leaves_no_trace() {
     let before = (version(), applied());
     assert!(!store.is_read_only().await.unwrap());
     assert_eq!((version(), applied()), before, "others would be woken by a commit");
-    // The lock is released, too.
+    // The lock is released as well.
     watcher.execute_batch("BEGIN IMMEDIATE; ROLLBACK").unwrap();
 }

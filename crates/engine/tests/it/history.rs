@@ -1,4 +1,5 @@
-//! Lists over 200,000 notifications examine a bounded part of them, whatever the statistics say. Counted, not timed.
+//! Lists over 200,000 notifications examine a bounded part of them, regardless of the statistics. The rows are counted,
+//! and nothing is timed.
 
 use std::time::Duration;
 
@@ -11,13 +12,13 @@ use crate::world::World;
 const HISTORY: i64 = 200_000;
 /// Rows in the queue.
 const LIVE: i64 = 300;
-/// The time of the oldest ids, which lies in existing partitions.
+/// The time of the oldest ids, for which partitions exist.
 const BEGIN_MS: i64 = 1_798_800_000_000;
 const APART_MS: i64 = 39_000;
 
 const LIMIT: i64 = 50;
-/// Rows that the first window of a page may read: those of the window in each of two tenants, read once to count and
-/// once to list, and a few deliveries of each.
+/// The rows that the first window of a page may read: the rows of the window in each of two tenants, read once to count
+/// and once to list, and a few deliveries of each.
 const FIRST: i64 = 6 * 4 * LIMIT * 2;
 /// Rows that the widest window may read.
 const WIDEST: i64 = 6 * EXAMINED;
@@ -149,7 +150,7 @@ async fn statements(world: &World) -> Vec<(String, i64, String, Vec<Value>)> {
     all
 }
 
-/// The rows that the scans of a plan read, including those that filters removed.
+/// The rows that the scans of a plan read, including rows that filters removed.
 fn touched(plan: &Json) -> f64 {
     let number = |name: &str| plan[name].as_f64().unwrap_or(0.0);
     let below: f64 = plan["Plans"].as_array().into_iter().flatten().map(touched).sum();

@@ -1,5 +1,5 @@
-//! Hosts of one lane: a host that asks to wait, refuses our account, or hangs delays only its own deliveries. On both
-//! databases.
+//! Hosts of one lane: a host that asks to wait, refuses the provider's account, or hangs delays only its own
+//! deliveries. On both databases.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -58,7 +58,7 @@ async fn to(world: &World, url: &str) -> Uuid {
     world.enqueue("t", json!({"recipients": [{"webhook": url}]})).await
 }
 
-/// The closed hosts: which, until when, and why.
+/// The closed hosts, with the time until which each is held and the reason of a pause.
 async fn shut(world: &World) -> Vec<ClosedHost> {
     world.store.closed_hosts(None, None, 100).await.unwrap()
 }
@@ -152,7 +152,7 @@ on_both! {
         assert_eq!((world.store.forget_open_hosts_once().await.unwrap(), world.count("lane_host").await), (2, 0));
     }
 
-    /// Both hosts asked to wait for an hour. Opening one of them concerns its own delivery alone.
+    /// Both hosts asked to wait for an hour. Opening one of them affects only its own delivery.
     async fn a_resume_of_a_host_brings_the_delivery_forward_that_it_asked_to_wait(world) {
         let lane = hooks(&world, json!({})).await;
         let (one, two) = (pair(|| Reply::status(503).with_header("Retry-After", "3600")), pair(|| Reply::status(429).with_header("Retry-After", "3600")));
@@ -176,7 +176,7 @@ on_both! {
         let waiting = to(&world, &pair.bad_url()).await;
         other.pass(None).await.unwrap();
         assert_eq!((pair.bad_requests(), waits(&world, waiting).await.2.as_deref()), (1, Some("host_held")));
-        // And that the host is open again.
+        // The resume opens the host again as well.
         assert!(world.store.resume_host(lane, &pair.bad.to_string()).await.unwrap());
         other.pass(None).await.unwrap();
         assert_eq!(pair.bad_requests(), 3, "both of its deliveries come");
@@ -259,7 +259,7 @@ on_both! {
             assert_eq!(world.store.count_closed(None).await.unwrap().lanes_held, 1);
             assert!(world.store.resume_lane(lane).await.unwrap());
         }
-        // With a URL of its own and other receivers, a provider can be configured to tell hosts apart.
+        // A provider with a URL of its own that also sends to other receivers can be configured to tell hosts apart.
         hooks(&world, json!({"url": pair.bad_url(), "isolate": "host"})).await;
         world.enqueue("t", json!({"recipients": [{"provider": "hooks", "address": "whoever"}]})).await;
         world.pass().await;
@@ -268,8 +268,8 @@ on_both! {
         assert_eq!((shut(&world).await.len(), world.delivery(other).await.state.as_str()), (1, "sent"));
     }
 
-    /// As if the delivery had been put off just after a resume brought waiting deliveries forward: the process that put
-    /// it off learns that the host is open.
+    /// The delivery is put off just after a resume brought waiting deliveries forward. The process that put it off then
+    /// reads that the host is open.
     async fn a_delivery_put_off_during_a_resume_is_brought_forward_too(world) {
         let lane = hooks(&world, json!({})).await;
         let pair = pair(Reply::ok);

@@ -1,5 +1,5 @@
-//! A publication of all tables, as change data capture creates it: no table refuses updates and deletes for want of a
-//! replica identity. And numbers that do not overflow.
+//! A publication of all tables, as change data capture creates it: no table refuses updates and deletes because a
+//! replica identity is missing. Also numbers that do not overflow.
 
 use std::time::Duration;
 
@@ -140,7 +140,7 @@ async fn inboxes_jobs_sessions_and_keys_work_under_a_publication() {
     assert_eq!(world.store.job(None, job.id).await.unwrap().unwrap().done, 1);
 }
 
-/// As reported by a user: a publication, and a receiver that answers 401 to one notification.
+/// A user's report: a publication, and a receiver that answers 401 to one notification.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_401_under_a_publication_is_one_request_and_pauses_the_lane() {
     let world = published().await;

@@ -43,7 +43,7 @@ async fn rows(world: &World, id: Uuid) -> Vec<(String, String, Option<String>, O
 
 on_both! {
     async fn b1_a_user_is_reached_in_app_by_default_without_configuration(world) {
-        // Serves every channel except in_app.
+        // The capture provider serves every channel except in_app.
         world.capture(json!({})).await;
         let more = json!({"recipients": [{"user": "alice"}], "entity": "booking:7", "title": "See you soon", "body": "At the gate", "action_url": "https://example.com/b/7",
             "data": {"in_app": {"icon": "plane"}, "sms": {"from": "x"}}});
@@ -89,7 +89,7 @@ on_both! {
         let codes: Vec<_> = rows(&world, id).await.into_iter().map(|(state, _, _, code)| (state, code)).collect();
         let bad = ("skipped".to_owned(), Some("bad_address".to_owned()));
         assert_eq!(codes, [bad.clone(), ("delivered".into(), None), bad]);
-        // Addressed to the provider itself, which bypasses the checks of a user's id.
+        // The notification names the provider itself, which bypasses the checks of a user's id.
         let past = world.enqueue("b", json!({"recipients": [{"provider": "in_app", "address": long}, {"provider": "in_app", "address": "bob"}]})).await;
         world.pass().await;
         let codes: Vec<_> = rows(&world, past).await.into_iter().map(|(state, _, _, code)| (state, code)).collect();
@@ -200,7 +200,7 @@ on_both! {
         let id = lost.key.notification;
         assert_eq!(world.delivery(id).await.state, "delivered");
         assert_eq!(world.attempts(id).await.into_iter().map(|a| a.outcome).collect::<Vec<_>>(), ["deferred", "delivered"]);
-        // The same with an expanded notification.
+        // The same case with an expanded notification.
         let both = world.enqueue("a", json!({"recipients": [{"user": "alice"}, {"user": "bob"}], "title": "both"})).await;
         world.store.pause_lane(in_app(&world).await, None, "to be expanded first").await.unwrap();
         world.pass().await;
@@ -220,7 +220,7 @@ on_both! {
         world.pass().await;
         world.pass().await;
         assert_eq!(ended(&world, lost.key.notification).await, (1, "delivered".into(), None, false));
-        // Another provider has just been created, and may have been the one that sent it.
+        // Another provider has just been created, and the notification may have been sent over it.
         let lost = lose(&world, json!({"recipients": [{"user": "alice"}], "title": "twice", "idempotency_key": "k2"})).await;
         world.capture(json!({})).await;
         world.pass().await;
@@ -276,7 +276,7 @@ on_both! {
         let minted = user_token::mint(&ours, world.tenant, "alice", user_token::DEFAULT_TTL).await.unwrap();
         assert_eq!(user_token::verify(&world.store, &minted.token).await.unwrap().tenant, world.tenant);
         if world.is_postgres() {
-            // Even without the first check, when the store is asked for another tenant's number.
+            // Row-level security also hides the inbox when a query asks for another tenant's number.
             assert!(theirs.inbox(world.tenant, "alice", Folder::Current, None, 10).await.unwrap().messages.is_empty());
             assert!(!theirs.mark_message(world.tenant, "alice", id, Mark::Unread).await.unwrap());
             assert!(theirs.inbox_token_key(world.tenant).await.unwrap().is_none());
@@ -306,7 +306,7 @@ async fn in_app(world: &World) -> i32 {
     world.store.provider(world.tenant, "in_app").await.unwrap().unwrap().id
 }
 
-/// The settlement of a worker that delivered this from its notification's row.
+/// Builds the settlement of a worker that delivered the message from its notification's row.
 fn delivered(world: &World, held: &postcommit_channel::model::Delivery, user: &str) -> Settlement {
     let message = postcommit_channel::model::InboxMessage {
         user: user.into(),

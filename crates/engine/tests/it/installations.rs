@@ -1,5 +1,5 @@
-//! Installations in several databases of one cluster: none reaches another, whatever logins it has and however it was
-//! created.
+//! Installations in several databases of one cluster: none can access another, regardless of its logins and of how it
+//! was created.
 
 mod copied;
 mod dumped;
@@ -39,8 +39,8 @@ pub struct Installation {
 }
 
 impl Installation {
-    /// Created by an ordinary login. An administrator creates the roles as the refusals say, unless the login has
-    /// CREATEROLE at first.
+    /// Creates an installation with an ordinary login. An administrator creates the roles as the error texts ask,
+    /// unless the login has CREATEROLE at first.
     pub async fn make(with_roles: bool, attributes: &str) -> Self {
         let postgres = Postgres::shared();
         let owner = postgres.login(attributes).await;
@@ -171,7 +171,7 @@ pub async fn is_shut_out(from: &TestDatabase, login: &str) {
     assert_eq!(texts(&admin, &held).await, Vec::<String>::new(), "{login}");
 }
 
-/// Two installations of the same kind. No login of one may do anything in the other.
+/// Checks two installations of the same kind. No login of one may do anything in the other.
 async fn two_installations(with_roles: bool, attributes: &str) {
     let (a, b) = (Installation::make(with_roles, attributes).await, Installation::make(with_roles, attributes).await);
     for (home, other) in [(&a, &b), (&b, &a)] {
@@ -179,7 +179,7 @@ async fn two_installations(with_roles: bool, attributes: &str) {
             is_shut_out(&other.database, login.name()).await;
         }
     }
-    // Another migration of either opens nothing.
+    // Another migration of either installation grants nothing in the other.
     for one in [&a, &b] {
         one.store.db().migrate().await.unwrap();
         one.assert_works().await;
@@ -203,7 +203,7 @@ async fn nothing_is_open_where_the_logins_created_their_roles_themselves() {
     two_installations(true, "CREATEROLE").await;
 }
 
-/// One installation with roles beside one without.
+/// One installation with roles, and one without, in the same cluster.
 #[tokio::test(flavor = "multi_thread")]
 async fn roles_of_one_open_nothing_of_another_that_has_none() {
     let (a, b) = (Installation::make(true, "").await, Installation::make(false, "CREATEROLE").await);
@@ -259,7 +259,7 @@ async fn enqueues_as(database: &TestDatabase, login: &str) {
     connect(&database.url_as(login)).await.batch_execute(sql).await.unwrap();
 }
 
-/// A database whose schema was migrated by `owner`, while `schema` tells who makes the schema itself.
+/// Creates a database whose schema was migrated by `owner`. `schema` says which login creates the schema itself.
 async fn migrated_by(owner: &TestLogin, schema: &str) -> TestDatabase {
     let postgres = Postgres::shared();
     let database = postgres.database_with(&format!("OWNER {} TEMPLATE template0 ENCODING 'UTF8'", owner.name())).await;
@@ -293,7 +293,7 @@ async fn roles_made_by_a_superuser_take_nothing_from_the_login_that_owned_the_sc
     }
 }
 
-/// A stranger may have made things of its own in the schema. They make it no owner of ours.
+/// Another login may have created its own objects in the schema. They do not make it an owner of postcommit's objects.
 #[tokio::test(flavor = "multi_thread")]
 async fn roles_give_the_owner_of_a_foreign_view_nothing() {
     let (owner, stranger) = (Postgres::shared().login("").await, Postgres::shared().login("").await);
@@ -312,13 +312,13 @@ async fn roles_give_the_owner_of_a_foreign_view_nothing() {
     let made = store.db().make_roles().await.unwrap();
     assert_eq!(made.left_alone.len(), 3, "{made:?}");
     let told = format!(
-        "the view postcommit.names belongs to {guest}, is not part of postcommit, and was left alone; its owner was granted nothing by it"
+        "the view postcommit.names belongs to {guest} and is not part of postcommit; it was not changed, and its owner got no privileges"
     );
     assert!(made.left_alone.contains(&told), "{made:?}");
     let of_guest = |said: &&String| said.contains(guest);
     assert!(made.granted.iter().find(of_guest).is_none(), "{made:?}");
     assert!(made.granted.iter().any(|said| said.contains(&format!("is granted to {name}"))), "{made:?}");
-    // It is no member of any role of ours, its things are its own, and it can do what it could, and no more.
+    // The login is a member of none of our roles, still owns its objects, and has the same privileges as before.
     let member = format!(
         "SELECT r.rolname::text FROM pg_roles r WHERE r.rolname LIKE 'postcommit\\_%' AND pg_has_role('{guest}', r.oid, 'MEMBER')"
     );
@@ -357,7 +357,8 @@ async fn a_schema_of_pg_database_owner_becomes_the_owner_s_role_s() {
     store.check_isolation().await.unwrap();
 }
 
-/// Before PostgreSQL 16 a login with NOINHERIT has nothing by a membership. From then on the membership says it.
+/// Before PostgreSQL 16 a login with NOINHERIT gets no privileges by a membership. From PostgreSQL 16 on, each
+/// membership decides this.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_login_that_inherits_nothing_does_not_lose_the_schema() {
     let owner = Postgres::shared().login("NOINHERIT").await;

@@ -1,4 +1,4 @@
-//! Row-level security: as one tenant, PostgreSQL shows no row of another, whatever a statement asks for.
+//! Row-level security: as one tenant, PostgreSQL shows no row of another tenant, whatever the statement selects.
 
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ async fn count(store: &Store, sql: &str) -> i64 {
 async fn tenants(world: &World) -> (i32, i32) {
     let (a, b) = (tenant(world, "a").await, tenant(world, "b").await);
     world.store.fold_rollups_once(&KpiSettings::default()).await.unwrap();
-    // Counted, but not folded yet.
+    // These rows are counted, but not folded into roll-ups yet.
     let counted = "INSERT INTO postcommit.rollup_fresh (tenant, slot, site, channel, state, count) \
         SELECT t, now(), '', '', 'sent', 1 \
         FROM generate_series($1::int, $2::int) t";

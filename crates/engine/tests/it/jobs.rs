@@ -133,7 +133,7 @@ on_both! {
         assert_eq!(world.store.mark_delivered(world.key(ids[1], 7)).await.unwrap(), Acted::NotFound);
     }
 
-    async fn c14_what_may_have_arrived_is_retried_with_consent_alone(world) {
+    async fn c14_a_delivery_that_may_have_arrived_is_retried_only_with_consent(world) {
         let mut provider = world.draft("capture", "capture", json!({"fail_on": "unclear=u,permanent=p"}));
         provider.guarantee = Guarantee::AtMostOnce;
         world.provider(provider).await;
@@ -141,7 +141,7 @@ on_both! {
         world.pass().await;
         let row = world.delivery(unknown).await;
         assert_eq!((row.reason.as_deref(), row.unclear), (Some("outcome_unknown"), true));
-        // Whatever the reason, the mark counts.
+        // The mark of unclear deliveries decides, regardless of the reason.
         let keys = [world.key(unknown, 1), world.key(rejected, 1)];
         let refused = [Acted::Unclear { reason: Some("outcome_unknown".into()) }, Acted::Done];
         assert_eq!(world.store.act_on_many(Act::Retry, &keys, false).await.unwrap(), refused);
@@ -154,7 +154,7 @@ on_both! {
         assert_eq!(world.store.act_on_many(Act::Discard, &keys, false).await.unwrap(), [Acted::Done, Acted::Done], "only a retry sends");
     }
 
-    async fn c14_a_job_leaves_out_what_may_have_arrived_and_counts_it(world) {
+    async fn c14_a_job_leaves_out_deliveries_that_may_have_arrived_and_counts_them(world) {
         park(&world, world.tenant, "meant", 5).await;
         let unsure = "UPDATE postcommit.delivery_ledger SET unclear = (1 = 1) \
             WHERE notification_id IN (SELECT id FROM postcommit.notification ORDER BY id LIMIT 2)";
@@ -247,13 +247,13 @@ on_both! {
     async fn b12_a_job_ignores_deliveries_that_are_parked_or_enqueued_later(world) {
         world.capture(json!({"fail_on": "permanent=p"})).await;
         let before = world.enqueue("p", json!({})).await;
-        // Enqueued before the job and parked after: its id is older than the job.
+        // This delivery was enqueued before the job and parked after it: its id is older than the job.
         let between = world.enqueue("p", json!({"due_at": "2099-01-01T00:00:00Z"})).await;
         world.pass().await;
         let asked = world.store.create_job(Some(world.tenant), &draft(Act::Retry, of_type("p"))).await.unwrap();
         let after = world.enqueue("p", json!({})).await;
         world.make_due().await;
-        // A pass runs the job first, and then sends what the job retried.
+        // A pass runs the job first, and then sends the deliveries that the job retried.
         world.pass().await;
         let done = run_to_the_end(&world, asked.id).await;
         assert_eq!((asked.total, done.done, done.skipped), (1, 1, 0));
@@ -334,7 +334,7 @@ on_both! {
         asked.pace_per_s = Some(10);
         let asked = world.store.create_job(Some(world.tenant), &asked).await.unwrap();
         assert_eq!(moved(postcommit_engine::dispatch::run_job_once(&world.store).await.unwrap()), 10);
-        // Slices of ten at ten a second: one second between two slices.
+        // Slices of ten at a pace of ten per second: one second between two slices.
         let wait = world.sql("SELECT next_at, asked_at FROM postcommit.job", vec![]).await;
         let (next, began): (postcommit::Timestamp, postcommit::Timestamp) = (wait[0].get(0).unwrap(), wait[0].get(1).unwrap());
         assert!(next.since(began) >= Duration::from_secs(1), "not before a second after the slice");

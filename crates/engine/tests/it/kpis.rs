@@ -1,4 +1,4 @@
-//! KPIs equal a slow exact count, whatever happened to the deliveries. Roll-ups lose and double nothing. The tables of
+//! KPIs equal a slow exact count, for deliveries in every state. Roll-ups lose and double nothing. The tables of
 //! history are not read.
 
 use std::collections::BTreeMap;
@@ -33,7 +33,8 @@ struct Past {
     confirmed: i64,
 }
 
-/// Two tenants, each with three sites and with none; deliveries that entered and left the ledger in every possible way.
+/// Creates two tenants, each with three sites and with none, and deliveries that entered and left the ledger in every
+/// possible way.
 async fn seed(world: &mut World) -> (i32, Past) {
     world.fail_on = FailOn::parse("permanent=no,transient=again,unclear=unclear").unwrap();
     let other = world.store.tenant_or_new("hotel").await.unwrap();
@@ -107,7 +108,7 @@ async fn seed_site(world: &World, tenant: i32, base: &serde_json::Value, past: &
     world.enqueue("yes", with(json!({"due_at": "2999-01-01T00:00:00Z", "expires_at": "2999-02-01T00:00:00Z"}))).await;
 }
 
-/// As if the notification had been first due so many seconds ago.
+/// Makes the notification look as if it had been first due this many seconds ago.
 async fn first_due(world: &World, id: Uuid, seconds: i64) {
     let then = Timestamp::from_micros(world.store.now().await.unwrap().as_micros() - seconds * 1_000_000);
     let sql = "UPDATE postcommit.delivery_queue SET first_due_at = $1 WHERE notification_id = $2";
@@ -152,7 +153,7 @@ async fn look_at_everything(world: &World) -> Vec<Seen> {
     world.sql(&sql, vec![]).await.iter().map(seen).collect()
 }
 
-/// The slow exact count, as of `at`, of one group or of all.
+/// Returns the slow exact count, as of `at`, of one group or of all.
 fn count(seen: &[Seen], past: &Past, tenant: Option<i32>, group: Option<(KpiGrouping, &str)>, at: Timestamp) -> Kpi {
     let is_of_group = |labels: &Labels| {
         group.is_none_or(|(by, label)| {
@@ -308,7 +309,7 @@ on_both! {
         world.fail_on = FailOn::parse("permanent=no").unwrap();
         world.capture(json!({})).await;
         world.enqueue("no", json!({"source": {"site": "goa"}})).await;
-        // Into an inbox: what capture takes is not delivered.
+        // The inbox is used, because captured deliveries do not count as delivered.
         world.enqueue("yes", json!({"source": {"site": "goa"}, "recipients": [{"user": "ada"}]})).await;
         world.pass().await;
         world.store.fold_rollups_once(&KpiSettings::default()).await.unwrap();
@@ -368,13 +369,13 @@ on_both! {
         let row = &world.sql(sql, vec![]).await[0];
         let counts: Vec<i64> = (0..4).map(|place| row.get(place).unwrap()).collect();
         assert_eq!(counts, [SITES + 1, 101, 2 * more, 10]);
-        // The result has a bounded number of sites, too, and loses nothing.
+        // The result has a bounded number of sites as well, and loses nothing.
         for by in KpiGrouping::ALL {
             let kpis = world.store.kpis(None, Some(by), STUCK, HOUR).await.unwrap();
             let sum = kpis.groups.iter().map(|one| one.kpi.delivered).sum::<i64>();
             assert_eq!((kpis.total.delivered, sum), (2 * more, 2 * more), "{by:?}");
             assert!(kpis.groups.len() <= GROUPS_LISTED + 1);
-            // The list has room for one of the 1,000 sites less.
+            // The list has room for only 999 of the 1,000 sites.
             let rest = match by {
                 // All of them are of one tenant.
                 KpiGrouping::Tenant => continue,

@@ -1,5 +1,5 @@
-//! Lists over a long history: what they find, in which order, and that they examine a bounded part of it. Nothing here
-//! is timed.
+//! Lists over a long history: the rows that they find, their order, and that they examine a bounded part of the
+//! history. Nothing here is timed.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -386,7 +386,7 @@ on_both! {
         assert_eq!((text(0), text(1), text(2), text(3)), (Some(copy.idempotency_key.clone()), Some(sent.to_string()), Some("cli:ada".into()), None));
     }
 
-    async fn c11_what_was_never_sent_on_a_channel_is_sent_there(world) {
+    async fn c11_a_notification_never_sent_on_a_channel_is_sent_on_it(world) {
         world.capture(json!({})).await;
         let reached = async |id: Uuid| -> Vec<(Option<String>, Option<String>)> {
             world.pass().await;
@@ -407,14 +407,14 @@ on_both! {
         assert_eq!(reached(resend(&world, "b1", "slack", Some(Recipient::from_json(&json!({"slack": "https://hooks.example.com/x"})).unwrap())).await).await.len(), 1);
         // An inbox needs no provider beforehand.
         assert_eq!(reached(resend(&world, "b1", "in_app", Some(Recipient::user("u-7"))).await).await[0].0.as_deref(), Some("in_app"));
-        // What waits, or was taken back, can be sent too: the operator asks for it.
+        // A waiting or cancelled notification can be resent as well, because the operator asks for it.
         let scheduled = world.enqueue("reminder", json!({"entity": "b3", "body": "Soon", "due_at": "2099-01-01T00:00:00Z"})).await;
         let now = resend(&world, "b3", "email", None).await;
         assert_eq!(reached(now).await, [pair("email", "g…@example.com")]);
         assert_eq!(world.delivery(scheduled).await.state, "pending");
     }
 
-    async fn c11_a_resend_that_nobody_can_get_or_that_says_nothing_is_refused(world) {
+    async fn c11_a_resend_without_a_reachable_recipient_or_content_is_refused(world) {
         world.capture(json!({})).await;
         world.enqueue("a", json!({"entity": "b1", "title": "Hello"})).await;
         world.enqueue("a", json!({"entity": "b2", "payload": {"bookingId": 1}})).await;

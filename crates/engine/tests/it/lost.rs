@@ -1,4 +1,4 @@
-//! The lease of a notification's own row ran out, on both databases. If the notification has one target, that may have
+//! The lease of a notification's own row ran out, on both databases. If the notification has one target, it may have
 //! been sent, and the guarantee decides what follows.
 
 use postcommit::Timestamp;
@@ -154,7 +154,7 @@ on_both! {
         for (guarantee, repeated) in [(Guarantee::Idempotent, parked("exhausted", true)), (Guarantee::AtMostOnce, (0, "parked".into(), Some("config".into()), false))] {
             let draft = ProviderDraft { guarantee, ..world.draft(guarantee.name(), "capture", json!({})) };
             world.provider(draft).await;
-            // Long ago, so that it cannot have gone to the provider before.
+            // The routing changed long ago, so the notification cannot have gone to the former provider.
             world.execute("UPDATE postcommit.provider_version SET rerouted_at = $1", vec![Timestamp::from_micros(0).into()]).await;
             for (losses, is_over) in [(10, false), (11, true)] {
                 let id = lose(&world, json!({})).await.key.notification;
@@ -163,7 +163,7 @@ on_both! {
                     world.expire_leases().await;
                 }
                 world.pass().await;
-                // After the first loss a repeat waits as the policy says.
+                // After the first loss, a repeat waits as long as the policy says.
                 world.make_due().await;
                 world.pass().await;
                 let expected = if is_over { repeated.clone() } else { (1, "sent".into(), None, guarantee == Guarantee::Idempotent) };

@@ -1,5 +1,5 @@
-//! A lease ran out, and another event follows before any worker has judged the loss. That the delivery may have been
-//! sent must not be forgotten.
+//! A lease ran out, and another event follows before any worker has judged the loss. The store must remember that the
+//! delivery may have been sent.
 
 use postcommit_channel::model::{Finish, Guarantee};
 use postcommit_channel::secret::{KeySource, Secret};
@@ -35,7 +35,7 @@ on_both! {
         assert_eq!((next.lost_since, next.intent_stands), (Some(held.leased_at), true));
     }
 
-    // For example a manual pass in an environment without the secrets key.
+    // An example is a manual pass in an environment without the secrets key.
     async fn a_pass_that_cannot_serve_the_lane_does_not_forget_the_announced_send(world) {
         let server = HttpServer::start(|_| Reply::ok());
         let secrets = [("secret".to_owned(), Secret::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"))].into();
@@ -61,8 +61,8 @@ on_both! {
         assert_eq!(ended(&world, id).await, parked("outcome_unknown", true));
     }
 
-    // A second worker that dies before it has judged the first loss must not replace the time of that loss by its own:
-    // at that time at_most_once was known for long.
+    // A second worker that dies before it has judged the first loss must not replace the time of that loss with its
+    // own. At that later time at_most_once had been in force for long.
     async fn a_row_lost_twice_may_have_been_sent_by_the_first_worker(world) {
         let mut draft = world.draft("capture", "capture", json!({}));
         world.provider(draft.clone()).await;
@@ -120,8 +120,8 @@ on_both! {
         world.expire_leases().await;
         let taken = claim(&world.store, lane, 1).await.remove(0);
         world.store.settle(vec![Settlement::unbegun(Lease::of(&taken), Finish::Returned)]).await.unwrap();
-        // Written directly, because the store would refuse: like a worker that had not read the deletion when it wrote
-        // the row.
+        // The provider is deleted directly, because the store would refuse. This is like a worker that had not read the
+        // deletion when it wrote the row.
         world.execute("DELETE FROM postcommit.provider", vec![]).await;
         let mut newer = world.draft("newer", "capture", json!({}));
         newer.guarantee = Guarantee::AtMostOnce;

@@ -1,4 +1,5 @@
-//! ARCHITECTURE.md's map is true: what it names exists, and every folder and top-level file of the source stands in it.
+//! ARCHITECTURE.md's map is true: the paths that it names exist, and it has every folder and top-level file of the
+//! source.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -49,7 +50,7 @@ fn everything_the_map_names_exists() {
         if !path.exists() {
             missing.push(path.display().to_string());
         }
-        // A file named in the text lies in the entry's folder, or beside the entry's file.
+        // A file named in the text is in the entry's folder, or in the folder of the entry's file.
         let folders = [path.clone(), path.with_extension(""), path.parent().unwrap_or(&path).to_owned()];
         for name in names
             .iter()
@@ -87,7 +88,7 @@ fn every_folder_and_top_level_file_stands_in_the_map() {
                     && !["lib.rs", "main.rs"].iter().any(|name| path.ends_with(name))
             });
         let wanted = folders(&source).into_iter().chain(folders(&part.path().join("migrations"))).chain(files);
-        // A module's folder is known by its file: `store.rs` stands for `store/`.
+        // A module's folder is known by its file: `store.rs` also means `store/`.
         let is_known = |path: &PathBuf| known.contains(path) || known.contains(&path.with_extension("rs"));
         missing.extend(wanted.filter(|path| !is_known(path)));
     }

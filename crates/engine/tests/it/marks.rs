@@ -12,8 +12,7 @@ use uuid::Uuid;
 use crate::store::claim;
 use crate::world::World;
 
-/// A transaction that has enqueued and is not committed. Its notification will be due before everything that is
-/// enqueued from now on.
+/// A transaction that has enqueued and is not committed. Its notification will be due before all later notifications.
 async fn late(world: &World) -> (Client, Uuid) {
     let (client, connection) = tokio_postgres::connect(&world.url, NoTls).await.unwrap();
     tokio::spawn(connection);
@@ -69,7 +68,7 @@ async fn a_row_committed_late_is_found_although_the_backlog_never_ends() {
     client.batch_execute("COMMIT").await.unwrap();
     world
         .until("a full look", async || {
-            // The claimed row is given back: there is always more than was asked for.
+            // The claimed row is returned, so the queue always has more rows than the claim asked for.
             let one = claim(&world.store, -world.tenant, 1).await.remove(0);
             world.store.settle(vec![Settlement::unbegun(Lease::of(&one), Finish::Returned)]).await.unwrap();
             one.key.notification == late

@@ -75,9 +75,9 @@ on_both! {
             (member("email", "a"), "add[0].member: is not a mail address"),
             (member("user", "a/../b"), "add[0].member: is or contains the path segment \"..\""),
             (member("group", "x"), "add[0].kind: is \"group\"; allowed are user, list and, for an address, email, phone, slack, teams, webhook"),
-            (on("sms", "email", "a@example.com"), "add[0].channel: is \"sms\"; email is reached on email"),
-            (on("pager", "phone", "+919876543210"), "add[0].channel: is \"pager\"; phone is reached on sms, whatsapp, voice"),
-            (on("email", "user", "42"), "add[0].channel: is given for a user; only an address has a channel"),
+            (on("sms", "email", "a@example.com"), "add[0].channel: is \"sms\"; allowed for email are email"),
+            (on("pager", "phone", "+919876543210"), "add[0].channel: is \"pager\"; allowed for phone are sms, whatsapp, voice"),
+            (on("email", "user", "42"), "add[0].channel: is given for a user; only an address has a channel; leave the field out"),
             (member("list", "nobody"), "add[0].member: there is no list \"nobody\"; create it first"),
         ];
         for (draft, problem) in refused {
@@ -86,7 +86,7 @@ on_both! {
         }
         assert_eq!(add(&world, "nobody", &[member("user", "42")]).await.unwrap_err(), "there is no list \"nobody\"");
         let many: Vec<_> = (0..=MEMBERS_CHANGED).map(|n| member("user", &n.to_string())).collect();
-        assert!(add(&world, "staff", &many).await.unwrap_err().starts_with("add: and remove have 1001 members together; at most 1000 are allowed"));
+        assert!(add(&world, "staff", &many).await.unwrap_err().starts_with("add: has 1001 members together with remove; at most 1000 are allowed"));
         assert_eq!(world.store.member_count(world.tenant, "staff").await.unwrap(), 0);
     }
 
@@ -99,7 +99,7 @@ on_both! {
         assert_eq!(add(&world, "c", &[member("list", "a"), member("user", "42")]).await, cycle("a", "c"));
         assert_eq!(world.store.member_count(world.tenant, "c").await.unwrap(), 0, "nothing of the change is written");
         let said = world.store.delete_list(world.tenant, "c").await.unwrap_err().to_string();
-        assert_eq!(said, r#"list "c" is a member of list "b"; remove it there first"#);
+        assert_eq!(said, r#"list "c" is a member of list "b"; remove it from that list first"#);
     }
 
     async fn two_changes_make_no_cycle_together(world) {
@@ -144,7 +144,7 @@ on_both! {
         world.execute(sql, vec![world.tenant.into()]).await;
         assert_eq!(add(&world, "all", &[member("user", "u1"), member("user", "last")]).await, Ok(MembersChanged { added: 1, removed: 0, members: 100_000 }));
         let said = add(&world, "all", &[member("user", "one more")]).await.unwrap_err();
-        assert_eq!(said, "add: the list has 100000 members and may have 100000; use several lists, and a list of them");
+        assert_eq!(said, "add: the list has 100000 members already; at most 100000 are allowed; use several lists, and a list of them");
         assert_eq!(flat(&world, "all").await.len(), LIST_MEMBERS);
     }
 

@@ -6,9 +6,9 @@ use postcommit_testkit::Postgres;
 
 use crate::installations::connect;
 
-/// An object of the baseline that is somebody else's here.
+/// An object of the baseline that another application has created here.
 const IN_THE_WAY: &str = "inbox_message";
-/// As if the files had other texts when the schema was made.
+/// Makes the schema look as if the files had other texts when it was created.
 const OLDER: &str = "UPDATE postcommit.migration SET name = 'older' WHERE version = 0";
 
 #[tokio::test]
@@ -71,7 +71,7 @@ fn objects(file: &rusqlite::Connection) -> Vec<String> {
     all.query_map([], |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap()
 }
 
-/// What the catalogue says of functions, triggers and views; every DDL statement changes it.
+/// The versions of functions, triggers and views in the catalog. Every DDL statement changes them.
 const VERSIONS: &str = "SELECT string_agg(xmin::text || ':' || oid, ' ' ORDER BY oid) FROM (
     SELECT xmin, oid FROM pg_proc WHERE pronamespace = 'postcommit'::regnamespace
     UNION ALL SELECT xmin, oid FROM pg_class WHERE relnamespace = 'postcommit'::regnamespace

@@ -1,4 +1,5 @@
-//! What is kept of an outcome: the class of an error, the provider's id, what was only captured, and when.
+//! The stored facts of an outcome: the class of an error, the provider's id, whether the message was only captured, and
+//! the times.
 
 use postcommit::Timestamp;
 use postcommit_channel::driver::FailOn;
@@ -18,7 +19,7 @@ async fn hooks(world: &World) {
     world.provider(draft).await;
 }
 
-/// A notification to a receiver that gives this reply, after one attempt.
+/// Enqueues a notification to a receiver that gives this reply, and makes one attempt.
 async fn after_one(world: &World, reply: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Uuid {
     let server = HttpServer::start(reply);
     let id = world.enqueue("test.event", json!({"recipients": [{"webhook": server.url("/hook")}]})).await;
@@ -101,7 +102,7 @@ on_both! {
         }
     }
 
-    async fn d2_what_is_not_sent_has_a_class_too(world) {
+    async fn d2_a_delivery_that_is_not_sent_has_a_class_too(world) {
         world.capture(json!({})).await;
         let class = async |recipients: serde_json::Value| {
             let id = world.enqueue("test.event", json!({"recipients": recipients})).await;
@@ -116,7 +117,7 @@ on_both! {
         let id = world.enqueue("test.event", json!({"recipients": [{"user": "alice"}], "channels": ["sms"]})).await;
         world.pass().await;
         assert_eq!(world.delivery(id).await.error_class.as_deref(), Some("invalid_address"), "skipped when it was expanded");
-        // An end that is no failure has none.
+        // An end that is not a failure has no class.
         let late = world.enqueue("test.event", json!({"due_at": "2099-01-01T00:00:00Z", "expires_at": "2099-02-01T00:00:00Z"})).await;
         world.store.cancel_notification(None, late).await.unwrap();
         let row = world.delivery(late).await;
@@ -158,7 +159,7 @@ on_both! {
         assert_eq!(world.delivery(id).await.provider_ref.as_deref(), Some("4711"));
         let id = after_one(&world, |_| Reply::ok().with_body("thanks")).await;
         assert_eq!(reference(id).await, None);
-        // What the receiver repeats of a secret address is no id.
+        // A receiver may repeat a secret address. That is not stored as an id.
         let server = HttpServer::start(|request| Reply::ok().with_header("x-request-id", &request.path));
         let id = world.enqueue("test.event", json!({"recipients": [{"webhook": server.url("/hook/hush-hush?token=hush-hush")}]})).await;
         world.pass().await;
@@ -191,7 +192,8 @@ on_both! {
         let delivered = world.delivery(id).await;
         assert_eq!((delivered.sent_at, delivered.last_attempt_at), (sent.sent_at, sent.last_attempt_at), "both stay");
         assert!(delivered.delivered_at >= delivered.sent_at);
-        // An inbox is itself the destination. Beside it a delivery that is only sent keeps the notification from being delivered.
+        // An inbox is itself the destination. A second delivery that is only sent keeps the notification from being
+        // delivered.
         let id = world.enqueue("test.event", json!({"recipients": [{"user": "alice"}]})).await;
         let both = world.enqueue("test.event", json!({"recipients": [{"user": "alice"}, {"webhook": server.url("/hook")}]})).await;
         world.pass().await;
@@ -200,7 +202,7 @@ on_both! {
         assert_eq!((row.state.as_str(), row.sent_at.is_some(), row.delivered_at), ("sent", true, None));
     }
 
-    async fn b5_what_was_only_captured_is_marked_and_counted_apart(world) {
+    async fn b5_a_captured_delivery_is_marked_and_counted_apart(world) {
         let (captured, sent) = {
             world.capture(json!({})).await;
             hooks(&world).await;

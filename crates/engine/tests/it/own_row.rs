@@ -1,5 +1,5 @@
-//! A notification with one target is sent from its own row, on both databases: which ones are, which are not, and what
-//! is written.
+//! A notification with one target is sent from its own row, on both databases: which notifications are, which are not,
+//! and the rows that are written.
 
 use std::time::Duration;
 

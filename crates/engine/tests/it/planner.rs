@@ -122,7 +122,7 @@ fn walks(plan: &Value) -> Vec<String> {
     nodes(plan).into_iter().filter(is_walk).map(told).collect()
 }
 
-/// Whether the plan reaches the queue by this scan and index.
+/// Returns whether the plan reads the queue by this scan and index.
 fn reaches_queue(plan: &Value, scan: &str, index: Option<&str>) -> bool {
     let is_it = |node: &Value| {
         node["Node Type"] == scan

@@ -70,7 +70,7 @@ on_both! {
         let rerouted = world.store.providers_version().await.unwrap().1;
         world.update(&ProviderDraft { is_default: true, concurrency: 3, ..world.texts("first") }).await;
         assert_eq!(world.store.providers_version().await.unwrap().1, rerouted, "nothing is sent another way");
-        // As a default on another channel it becomes the default there, and no longer is here.
+        // A default that moves to another channel becomes the default of that channel, and its former channel has none.
         world.update(&ProviderDraft { is_default: true, channel: "push".into(), ..world.texts("first") }).await;
         assert_eq!(world.defaults().await, Vec::<String>::new());
         world.update(&ProviderDraft { is_default: true, ..world.texts("second") }).await;
@@ -86,7 +86,7 @@ on_both! {
         }
         let become_default = names.iter().map(async |name| {
             let draft = ProviderDraft { is_default: true, ..world.texts(name) };
-            // Losing the default is a change too: a loser reads its provider again.
+            // Losing the default is a change as well, so a loser reads its provider again.
             while !world.store.update_provider(&world.change(&draft).await).await.unwrap() {}
         });
         let made_default = (0..25).map(async |n| {
@@ -111,7 +111,7 @@ on_both! {
                 world.store.update_provider(&world.change(&draft).await).await.unwrap();
             }
         });
-        // What a dispatcher does to the same rows in the meantime.
+        // A dispatcher changes the same rows in the meantime.
         let paused = lanes.map(async |lane| {
             for _ in 0..100 {
                 world.store.pause_lane(lane, None, "by hand").await.unwrap();

@@ -1,5 +1,5 @@
 //! Rate limits of a provider, over all processes together, on both databases. The tests use the lowest rate, one permit
-//! in 1,000 seconds: no further permit comes during a test, so exactly the burst is sent, whatever the duration.
+//! in 1,000 seconds. No further permit comes during a test, so exactly the burst is sent, regardless of the duration.
 
 use std::time::Duration;
 
@@ -149,10 +149,10 @@ on_both! {
         let lane = world.provider(world.limited(3)).await;
         let ids = world.waiting_calls(lane, 2).await;
         let now = world.store.now().await.unwrap();
-        // Like a dispatcher that has not yet read the limit.
+        // The claim is like that of a dispatcher that has not yet read the limit.
         assert!(world.store.claim(&[Want { lane, quota: 9 }], LEASE, None).await.unwrap().deliveries.is_empty());
         assert!(world.store.claim_notification(world.tenant, ids[0], LEASE, now).await.unwrap().deliveries.is_empty());
-        // And like one that has not yet read that the limit is removed.
+        // The next claim is like that of a dispatcher that has not yet read that the limit is removed.
         world.update(&ProviderDraft { rate_per_s: None, burst: None, ..world.limited(3) }).await;
         assert!(claim(&world.store, lane, 9).await.claim.deliveries.is_empty());
         assert_eq!(world.store.claim(&[Want { lane, quota: 9 }], LEASE, None).await.unwrap().deliveries.len(), 2);
@@ -167,7 +167,7 @@ on_both! {
         world.until("a wider burst is", async || world.count("delivery_ledger").await == 4).await;
         running.finish().await;
         assert_eq!(world.sent_of(&calls).await, 4);
-        // Used permits count for the lower limit, too.
+        // Used permits count for the lower limit as well.
         world.update(&world.limited(2)).await;
         world.pass().await;
         assert_eq!(world.sent_of(&calls).await, 4);

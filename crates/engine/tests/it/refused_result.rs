@@ -1,5 +1,5 @@
-//! The database refuses our writes while a receiver answers: a known result is kept until it is written, and its
-//! request is not repeated. On both databases.
+//! The database refuses writes while a receiver answers: a known result is kept until it is written, and its request is
+//! not repeated. On both databases.
 
 use postcommit::Timestamp;
 use postcommit_channel::model::{Guarantee, ProviderDraft};
@@ -178,7 +178,7 @@ async fn a_row_locked_by_another_transaction_delays_no_other_result() {
     stranger.batch_execute(&hold).await.unwrap();
     server.release();
     world.until("all others are written", async || world.count("delivery_ledger").await == 5).await;
-    // And the results of later batches.
+    // The results of later batches are settled as well.
     to(&world, &server, "/later").await;
     world.until("a later one is written", async || world.count("delivery_ledger").await == 6).await;
     stranger.batch_execute("COMMIT").await.unwrap();

@@ -9,7 +9,7 @@ on_both! {
         bad.channel = "sms".into();
         world.provider(bad).await;
         world.capture(json!({})).await;
-        // By plain SQL, because the SDK would refuse the third address.
+        // Plain SQL is used, because the SDK would refuse the third address.
         let id = world.enqueue_by_sql("a", "[{\"phone\": \"+14155550100\"}, {\"email\": \"a@example.com\"}, {\"email\": \"nonsense\"}]").await;
         world.pass().await;
         let states: Vec<String> = world.deliveries(id).await.into_iter().map(|d| d.state).collect();
@@ -89,7 +89,7 @@ on_both! {
         assert_eq!(world.count("key_conflict").await, 0, "both names are the same content");
         let stored: Vec<String> = world.sql(list, vec![]).await.iter().map(|row| row.get(0).unwrap()).collect();
         assert!(stored.len() > 1 && stored.iter().all(|channel| channel == "in_app"), "{stored:?}");
-        // Enqueued by an older version, which kept the name.
+        // An older version enqueued this notification, and kept the name.
         let old = if world.is_postgres() { "'{in-app}'" } else { "'[\"in-app\"]'" };
         world.execute(&format!("UPDATE postcommit.notification SET channels = {old} WHERE idempotency_key = 'k'"), vec![]).await;
         world.pass().await;

@@ -174,7 +174,7 @@ async fn partitions_are_made_far_ahead_and_the_default_catches_the_rest() {
     let health = world.store.partition_health().await.unwrap().unwrap();
     assert_eq!((health.months_ahead, health.in_default), (24, 0));
     assert_eq!(world.store.make_partitions_once().await.unwrap(), 0, "nothing to do twice");
-    // As if no server had run for years: this month's partition does not exist.
+    // This is like an installation whose server has not run for years: this month's partition does not exist.
     let month: String =
         world.sql("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYY_MM')", vec![]).await[0].get(0).unwrap();
     for table in ["notification", "delivery_ledger", "attempt"] {
@@ -268,7 +268,7 @@ async fn a_worker_role_is_enough_to_deliver() {
 }
 
 #[tokio::test]
-async fn sqlite_lives_beside_the_application_s_own_tables() {
+async fn sqlite_shares_its_file_with_the_application_s_own_tables() {
     let world = World::sqlite().await;
     world.capture(json!({})).await;
     world.execute("CREATE TABLE booking (id INTEGER PRIMARY KEY, guest TEXT)", vec![]).await;

@@ -51,7 +51,7 @@ on_both! {
         let wrong = world.run().await;
         world.until("the worker has said so", async || !closed(&world.store).await.is_empty()).await;
         assert_eq!(closed(&world.store).await, BTreeMap::from([(lane, WRONG.to_owned())]));
-        // A tenant's own view has it, too; another tenant's has not.
+        // The tenant's own store shows it as well. Another tenant's store does not.
         let (own, other) = (world.store.of_tenant(world.tenant), world.store.create_tenant("acme").await.unwrap());
         assert_eq!((counted(&world, &own).await, counted(&world, &world.store).await), (1, 1));
         assert!(world.store.of_tenant(other).unopened(Some(other)).await.unwrap().is_empty());
@@ -78,7 +78,7 @@ on_both! {
             assert!(not.reason.starts_with(PASS_MISSING), "{not:?}");
             assert_eq!(not.pass_on.as_deref(), Some(host().as_str()));
         }
-        // A worker was killed some minutes ago: what passes report says nothing about its key.
+        // A worker was killed some minutes ago. Reports of passes say nothing about its key.
         let killed = "INSERT INTO postcommit.duty (name, ran_at) VALUES ('worker:killed', $1)";
         let then = postcommit::Timestamp::from_micros(world.store.now().await.unwrap().as_micros() - 300_000_000);
         world.execute(killed, vec![then.into()]).await;
@@ -93,7 +93,7 @@ on_both! {
     async fn two_keys_that_begin_concurrently_cannot_both_seal(world) {
         assert_eq!(world.store.secret_key().await.unwrap(), None);
         let (first, second) = (world.keys.or_new().unwrap(), another_key().existing().unwrap());
-        // Both were checked while no secret was sealed.
+        // Both keys were checked while no secret was encrypted.
         let with = |ring: &Keyring, known: Option<&Keyring>, may_follow| SealedWith {
             fingerprint: ring.fingerprint().clone(),
             known: known.map(|ring| ring.fingerprint().clone()),
@@ -111,7 +111,7 @@ on_both! {
         assert_eq!(world.store.secret_key().await.unwrap().as_ref(), Some(first.fingerprint()));
         assert!(world.store.provider(world.tenant, "two").await.unwrap().is_none(), "nothing was written");
 
-        // The key is replaced once. The write of the key that was in use before is refused, too.
+        // The key is replaced once. A write with the former key is refused as well.
         assert!(begin("two", &second, with(&second, Some(&first), true)).await);
         assert!(!begin("three", &first, with(&first, Some(&first), true)).await);
         let from = world.store.provider(world.tenant, "one").await.unwrap().unwrap();

@@ -1,5 +1,5 @@
 //! Settings of the server, the database, the role and the session: none of them changes the meaning of our statements,
-//! what is stored, or what is durable.
+//! the stored data, or the durability.
 
 use postcommit_engine::db::Db;
 use postcommit_engine::dispatch::Dispatcher;
@@ -77,7 +77,7 @@ async fn known(client: &Client) -> Vec<(&'static str, &'static str)> {
     known
 }
 
-/// Where a setting is made: for the database, and for the role in the database. Both are dropped with the database.
+/// The places of a setting: the database, and the role in the database. Both are dropped with the database.
 fn places(database: &str) -> [String; 2] {
     [format!("ALTER DATABASE {database}"), format!("ALTER ROLE CURRENT_USER IN DATABASE {database}")]
 }
@@ -179,7 +179,7 @@ async fn stored(client: &Client, key: &str) -> serde_json::Value {
     client.query_one(sql, &[&key]).await.unwrap().get(0)
 }
 
-/// Whether an enqueue with each of these links is accepted, which `limit_exceeded` decides.
+/// Returns whether an enqueue with each of these links is accepted. `limit_exceeded` decides that.
 async fn verdicts(client: &Client) -> Vec<String> {
     let mut verdicts = vec![];
     for url in [
@@ -327,7 +327,7 @@ async fn a_prepared_transaction_enqueues_without_notify() {
     assert!(prepare("SET LOCAL postcommit.doorbell = off").await, "beside an idle dispatcher");
 }
 
-/// Triggers that do not fire would go unnoticed. A login that may not change that is told.
+/// Triggers that do not fire would go unnoticed, so a login that may not change the setting is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_login_for_which_no_trigger_fires_is_refused() {
     let cluster = tokio::task::spawn_blocking(Cluster::start).await.unwrap();

@@ -132,8 +132,8 @@ on_both! {
         world.expire_leases().await;
         let second = claim(&world.store, -world.tenant, 1).await.remove(0);
         assert_eq!((second.lost_since, second.losses, second.first_try_at), (Some(frozen.leased_at), 1, Some(frozen.leased_at)));
-        // Late while another worker holds the notification's row, when that has become the target's row, and when the
-        // delivery is finished.
+        // The result is late in three cases: another worker holds the notification's row, that row has become the
+        // target's row, or the delivery is finished.
         let late = world.store.settle(vec![from_own_row(&frozen, lane, PARKED, "rejected")]).await.unwrap();
         assert_eq!((late.applied, late.stale), (vec![], vec![frozen.key]));
         assert_eq!(places(&world, "delivery_queue").await, [(0, -world.tenant, None, None)]);

@@ -43,7 +43,7 @@ pub fn settlement(delivery: &Delivery, finish: Finish, outcome: &'static str) ->
 
 pub const SENT: Finish = Finish::Ended(FinishedState::Sent);
 
-/// Enqueues `count` notifications and brings them into the lane by a pass of the expander alone.
+/// Enqueues `count` notifications and moves them into the lane by a pass of the expander alone.
 pub async fn in_lane(world: &World, lane: i32, count: usize) -> Vec<Uuid> {
     let mut ids = Vec::new();
     for i in 0..count {
@@ -225,7 +225,7 @@ on_both! {
         let frozen = claim(&world.store, lane, 1).await.remove(0);
         world.expire_leases().await;
         let second = claim(&world.store, lane, 1).await.remove(0);
-        // Before the new holder has settled, and after.
+        // The late result comes before the new holder has settled, and after.
         let late = world.store.settle(vec![settlement(&frozen, Finish::Ended(FinishedState::Parked(Reason::Rejected)), "rejected")]).await.unwrap();
         assert_eq!((late.applied.len(), late.stale), (0, vec![frozen.key]));
         world.store.settle(vec![settlement(&second, SENT, "sent")]).await.unwrap();
@@ -311,7 +311,7 @@ on_both! {
         assert_eq!(world.attempts(id).await.iter().map(|a| a.seq).collect::<Vec<_>>(), [1, 2]);
     }
 
-    async fn c14_a_retry_never_sends_again_what_was_sent(world) {
+    async fn c14_a_retry_never_sends_a_sent_delivery_again(world) {
         let lane = world.capture(json!({})).await;
         in_lane(&world, lane, 1).await;
         let held = claim(&world.store, lane, 1).await.remove(0);

@@ -1,4 +1,5 @@
-//! The age of live deliveries: since they were first due, whatever was tried in between. KPIs, lists and metrics agree.
+//! The age of live deliveries counts from their first due time, regardless of attempts since. KPIs, lists and metrics
+//! agree.
 
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ const STUCK: Duration = Duration::from_secs(600);
 const HOUR: Duration = Duration::from_secs(3600);
 const BY_SITE: Option<KpiGrouping> = Some(KpiGrouping::Site);
 
-/// The number of stuck deliveries, and the age of the oldest. All that tell it agree.
+/// Returns the number of stuck deliveries and the age of the oldest. KPIs, lists and metrics must agree.
 async fn told(world: &World) -> (i64, i64) {
     let kpis = world.store.kpis(None, BY_SITE, STUCK, HOUR).await.unwrap();
     let (stuck, oldest) = (kpis.total.stuck, kpis.total.oldest_pending_s);
@@ -41,7 +42,7 @@ async fn told(world: &World) -> (i64, i64) {
     (stuck, oldest)
 }
 
-/// Everything live is that much older now.
+/// Makes all live deliveries this much older.
 async fn pass_time(world: &World, seconds: i64) {
     let earlier = |column: &str| match world.is_postgres() {
         true => format!("{column} = {column} - interval '{seconds} seconds'"),
@@ -77,7 +78,7 @@ on_both! {
         let again = world.enqueue("again", json!({"source": {"site": "goa"}})).await;
         pass(&world).await;
         assert_eq!(told(&world).await.0, 0, "it is ten minutes too young");
-        // Every attempt moves the time of the next one. The age goes on from when the delivery was first due.
+        // Every attempt moves the time of the next one. The age still counts from the first due time.
         for minutes in [6, 12, 18] {
             pass_time(&world, 360).await;
             world.make_due().await;
@@ -119,7 +120,7 @@ on_both! {
         assert!(stuck == 0 && (300..600).contains(&oldest), "{stuck} {oldest}");
         pass_time(&world, 301).await;
         assert_eq!(told(&world).await.0, 1);
-        // A time that had passed before the enqueue makes nothing older.
+        // A due time before the enqueue does not make the delivery older.
         pass(&world).await;
         assert_eq!(world.delivery(scheduled).await.state, "sent");
         world.enqueue("a", json!({"due_at": "2020-01-01T00:00:00Z", "expires_at": "2999-01-01T00:00:00Z"})).await;
@@ -144,7 +145,7 @@ on_both! {
         world.enqueue("a", json!({"recipients": [{"email": "a@example.com"}, {"email": "b@example.com"}]})).await;
         pass(&world).await;
         world.store.resume_lane(lane).await.unwrap();
-        // Put off without an attempt, as for a host that is held.
+        // The delivery is put off without an attempt, as for a held host.
         let held = claim(&world, lane).await.deliveries;
         assert_eq!(held.len(), 2);
         let at = in_seconds(&world, 3600).await;
@@ -191,7 +192,7 @@ on_both! {
         assert!(stuck == 1 && (660..960).contains(&oldest), "{stuck} {oldest}");
     }
 
-    /// Rows that were in the queue before migration 6: the time of those that were put off is in the notification.
+    /// Rows that were in the queue before migration 6: for rows that were put off, the notification has the time.
     async fn e11_rows_from_before_the_column_have_an_age(world) {
         let mut world = world;
         world.fail_on = FailOn::parse("transient=again").unwrap();

@@ -1,4 +1,5 @@
-//! What `doctor` finds on the server: sessions that hold a snapshot, and roles whose commits do not wait for the disk.
+//! The problems that `doctor` finds on the server: sessions that hold a snapshot, and roles whose commits do not wait
+//! for the disk.
 
 use std::time::Duration;
 

@@ -153,7 +153,7 @@ on_both! {
         assert_eq!(world.ids(TemplateFilter { scope_type: Some("listing".into()), scope_id: Some("10".into()), ..all() }).await, ["B-scoped"]);
         assert_eq!(world.ids(TemplateFilter { layout: Some("foot".into()), ..all() }).await, ["B-scoped"]);
         assert_eq!(world.ids(TemplateFilter { event_type: Some("other".into()), ..all() }).await, Vec::<String>::new());
-        // Pages over all tenants, in the order of tenants and bytes.
+        // The pages cover all tenants, ordered by tenant and by bytes.
         let other = world.store.create_tenant("other").await.unwrap();
         world.store.create_template(other, &draft("a"), (&saying("x"), None), &MadeFrom::default()).await.unwrap();
         let (mut seen, mut after) = (Vec::new(), None);
@@ -233,7 +233,7 @@ on_both! {
         assert!(create("b", MadeFrom { layouts: vec![("mail".into(), Some(1)), ("other".into(), None)], settings: 0 }).await);
         let from = world.found("a").await;
         assert!(!world.store.update_template((&from, &from.draft), Some((&saying("y"), None, &made_from(Some(2), 0)))).await.unwrap());
-        // A template that was saved after the layout's templates were read.
+        // The template was saved after the layout's templates were read.
         let last_change = world.store.last_template_change(world.tenant).await.unwrap();
         assert!(create("c", made_from(Some(1), 0)).await);
         let used = LayoutUse { last_change, ..LayoutUse::default() };
@@ -306,7 +306,7 @@ on_both! {
         assert_eq!(waiting(&[BOOKED]).await, Waiting { count: 2, is_exact: true });
         assert_eq!(waiting(&[BOOKED, "other"]).await.count, 3);
         assert_eq!(waiting(&["none"]).await, Waiting { count: 0, is_exact: true });
-        // What is expanded already keeps its version.
+        // An expanded notification keeps its version.
         world.enqueue(BOOKED, json!({})).await;
         assert_eq!(waiting(&[BOOKED]).await.count, 3);
         world.pass().await;

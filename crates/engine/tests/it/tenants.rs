@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use crate::world::World;
 
-/// A tenant with a capture provider of its own, beside the default tenant's.
+/// Creates a tenant with a capture provider of its own, in addition to the default tenant's.
 async fn acme(world: &World, guarantee: Guarantee) -> i32 {
     let acme = world.store.create_tenant("acme").await.unwrap();
     let mut draft = world.draft("capture", "capture", json!({}));

@@ -82,8 +82,9 @@ fn nothing_connects_outwards_but_egress() {
 }
 
 #[test]
-fn no_driver_is_told_by_its_name() {
-    // What differs between drivers is a fact of `driver::Kind`: a recipe, which is data, must be able to say it too.
+fn no_code_depends_on_the_name_of_a_driver() {
+    // A difference between drivers must be a fact of `driver::Kind`, because a recipe, which is data, must be able to
+    // state it as well.
     let words = ["driver == \"", "driver != \"", ".driver.as_str() {", ".driver.as_str())", "kind.name == \""];
     assert_eq!(strays(&words, |path| path.starts_with("channel/src/driver")), Vec::<String>::new());
 }
@@ -136,7 +137,7 @@ fn migrations_are_pairs_without_gaps() {
     }
 }
 
-/// `migrate` applies them again: each is made once, in a way that keeps what was granted on it.
+/// `migrate` applies these files again. So each object is defined once, in a way that keeps its grants.
 #[test]
 fn functions_triggers_and_views_have_one_definition() {
     for (dialect, verb) in [("postgres", "CREATE OR REPLACE"), ("sqlite", "CREATE")] {

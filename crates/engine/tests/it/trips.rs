@@ -1,5 +1,5 @@
-//! What deliveries cost in round trips. Counted, not timed: the result holds on any machine, and a query in a loop is
-//! obvious.
+//! The cost of deliveries in round trips. They are counted and not timed, so the result is the same on any machine, and
+//! a query in a loop is obvious.
 
 use postcommit_engine::db::Trips;
 use postcommit_engine::dispatch::{DispatchSettings, Dispatcher};
@@ -60,8 +60,7 @@ const ON_SQLITE: Cost = Cost { trips: 18.0, statements: 5400.0, commits: 8.0 };
 
 /// Drains `counted` notifications with one pass and checks its cost against the limit.
 async fn assert_costs(mut world: World, counted: u64, recipients: &str, on_postgres: Cost, on_sqlite: Cost) {
-    // Nothing here may depend on the duration: no lease is renewed, and the loop continues when something has happened,
-    // not when time has passed.
+    // The duration must not matter: no lease is renewed, and the loop continues after an event and not after a time.
     world.settings = DispatchSettings { batch: 500, interval_ms: 60_000, lease_s: 3600, ..world.settings };
     let mut draft = world.draft("capture", "capture", json!({"record": false}));
     draft.concurrency = 1000;
@@ -95,13 +94,13 @@ on_both! {
         assert_costs(world, COUNTED, r#"[{"email": "guest@example.com"}]"#, ON_POSTGRES, ON_SQLITE).await;
     }
 
-    /// Hundreds a second need few round trips each, and no more when the backlog is large.
+    /// Ten thousand deliveries need few round trips each, and no more when the backlog is large.
     async fn b13_ten_thousand_are_sent_at_the_cost_of_a_few(world) {
         assert_costs(world, 10_000, r#"[{"email": "guest@example.com"}]"#, ON_POSTGRES, ON_SQLITE).await;
     }
 
-    /// Each event is expanded by its template into a row, which is sent under the same lease. What a batch looks up takes a
-    /// fixed number of queries. The limit records the current cost.
+    /// Each event is expanded by its template into a row, which is sent under the same lease. The lookups of a batch
+    /// take a fixed number of queries. The limit records the current cost.
     async fn one_templated_event_each(world) {
         let postgres = Cost { trips: 16.0, statements: 16.0, commits: 16.0 };
         let sqlite = Cost { trips: 18.0, statements: 7500.0, commits: 10.0 };

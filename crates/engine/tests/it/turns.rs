@@ -103,7 +103,7 @@ on_both! {
 
     /// A search claims notifications that are not expanded, by priority within a tenant, and reports open lanes of
     /// providers.
-    async fn a_search_finds_what_is_due_and_open(world) {
+    async fn a_search_finds_lanes_that_are_due_and_open(world) {
         let mut lanes = vec![];
         for name in ["open", "paused", "held", "limited", "empty"] {
             let mut draft = world.draft(name, "capture", json!({}));
@@ -157,7 +157,7 @@ on_both! {
         assert_eq!((claimed.len(), pieces), (40, 3));
     }
 
-    /// A dispatcher reads only what has changed.
+    /// A dispatcher reads only the changed providers.
     async fn changes_of_providers_are_reported_one_by_one(world) {
         let store = &world.store;
         let names = |changes: &ProviderChanges| changes.providers.iter().map(|provider| provider.name.clone()).collect::<Vec<_>>();

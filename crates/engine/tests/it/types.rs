@@ -1,4 +1,4 @@
-//! Types of values that SQLite's views check, as PostgreSQL does by itself; and names that no URL can hold.
+//! Types of values that SQLite's views check, as PostgreSQL does by itself; and names that no URL can contain.
 
 use postcommit_engine::db::Value;
 use postcommit_engine::store::TenantError;

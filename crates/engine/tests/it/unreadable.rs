@@ -38,7 +38,7 @@ fn file_of(world: &World) -> &Path {
     Path::new(world.url.strip_prefix("sqlite:").unwrap())
 }
 
-/// A store with one of everything: sent, parked and waiting deliveries, an inbox; keys, sessions, jobs, counts.
+/// Creates a store with one of everything: sent, parked and waiting deliveries, an inbox; keys, sessions, jobs, counts.
 async fn filled() -> World {
     let world = World::sqlite().await;
     world.capture(json!({})).await;
@@ -107,7 +107,7 @@ async fn filled() -> World {
     world
 }
 
-/// Reads every list and what a start reads. Returns the errors.
+/// Reads every list, and the data that a start reads. Returns the errors.
 async fn look_at_everything(store: &Store, tenant: i32) -> Vec<String> {
     let mut failed = Vec::new();
     let mut note = |what: &str, looked: Result<(), DbError>| {
@@ -277,7 +277,7 @@ async fn bytes_in_any_column_of_any_other_table_stop_nothing_else() {
     plant_everywhere(|table| !is_of_deliveries(table)).await;
 }
 
-/// A text as an operator may write it by hand to make a delivery due now.
+/// The text is one that an operator may write by hand to make a delivery due now.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_due_time_that_is_not_a_number_stops_nothing_else() {
     for (column, value) in [

@@ -20,7 +20,7 @@ fn preference(event_type: &str, channel: &str, allowed: Option<bool>) -> Prefere
     PreferenceDraft { event_type: event_type.into(), channel: channel.into(), allowed }
 }
 
-/// Everything that can be said about a user.
+/// A user with all fields set.
 fn ada() -> UserDraft {
     UserDraft {
         name: Some("Ada".into()),
@@ -121,7 +121,7 @@ on_both! {
             assert!(said.starts_with(problem), "{kind} {to:?}: {said}");
         }
         let twice = user(&[("email", "a@example.com"), ("email", "a@example.com")]);
-        assert_eq!(world.store.create_user(world.tenant, "2", &twice).await.unwrap_err().to_string(), "addresses[1].address: is given twice");
+        assert_eq!(world.store.create_user(world.tenant, "2", &twice).await.unwrap_err().to_string(), "addresses[1].address: is given twice; give each address once");
         assert_eq!(world.store.user_row(world.tenant, "2").await.unwrap(), None);
     }
 

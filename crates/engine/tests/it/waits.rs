@@ -1,4 +1,4 @@
-//! What an unfinished delivery waits for is said in words.
+//! The reason why an unfinished delivery waits, in words.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::world::World;
 
-/// What the delivery waits for, by the list and by its id.
+/// Returns the reason why the delivery waits, from the list and by its id.
 async fn waits(world: &World, store: &Store, id: Uuid) -> String {
     let filter = DeliveryFilter { tenant: Some(world.tenant), ..DeliveryFilter::of_notification(id) };
     let listed = store.delivery_rows(&filter).await.unwrap().rows.pop().unwrap();
@@ -29,11 +29,11 @@ async fn due_again(world: &mut World) -> Uuid {
 }
 
 on_both! {
-    async fn a_due_delivery_says_what_keeps_it(world) {
+    async fn a_due_delivery_shows_why_it_waits(world) {
         let mut world = world;
         let lane = world.capture(json!({})).await;
         let id = due_again(&mut world).await;
-        // Also as its tenant sees it.
+        // The tenant sees the same reason.
         let own = world.store.of_tenant(world.tenant);
         let said = async || {
             let said = waits(&world, &world.store, id).await;
@@ -57,7 +57,7 @@ on_both! {
         assert_eq!((sent.state.as_str(), sent.waits_for), ("sent", None));
     }
 
-    async fn a_notification_that_is_not_expanded_says_what_keeps_it(world) {
+    async fn a_notification_that_is_not_expanded_shows_why_it_waits(world) {
         let later = world.enqueue("later", json!({"due_at": "2099-01-01T00:00:00Z"})).await;
         assert_eq!(waits(&world, &world.store, later).await, "its due time, 2099-01-01T00:00:00Z");
         let now = world.enqueue("now", json!({})).await;
@@ -74,7 +74,7 @@ on_both! {
         assert_eq!(waits(&world, &world.store, id).await, format!("the end of its attempt; its lease ends at {until}"));
     }
 
-    async fn a_lane_whose_secrets_nobody_can_decrypt_is_named(world) {
+    async fn a_lane_whose_secrets_no_process_can_decrypt_is_named(world) {
         let mut world = world;
         let lane = world.capture(json!({})).await;
         let id = due_again(&mut world).await;

@@ -171,7 +171,8 @@ on_both! {
         assert_eq!(world.delivery(other).await.state, "pending");
     }
 
-    /// The hold and the delivery that met it end together when an operator opens the lane; others keep their times.
+    /// The hold and the delivery that caused it end together when an operator opens the lane; other deliveries keep
+    /// their times.
     async fn a_resume_brings_the_delivery_forward_that_met_the_retry_after(world) {
         let lane = one_lane(&world).await;
         let server = HttpServer::start(|_| Reply::status(429).with_header("Retry-After", "7200"));
@@ -179,7 +180,7 @@ on_both! {
         let scheduled = world.enqueue("t", json!({"recipients": [{"webhook": server.url("/")}], "due_at": later})).await;
         let met = to(&world, &server, "k1").await;
         world.pass().await;
-        // Its own backoff, in the midst of the hold, and not because of it.
+        // This delivery waits for its own backoff, which ends during the hold and was not caused by it.
         let own = to(&world, &server, "k2").await;
         world.execute("UPDATE postcommit.delivery_queue SET lane = $1, due_at = $2, attempts = 1, error_class = 'timeout', code = 'timeout' WHERE notification_id = $3",
             vec![lane.into(), later.into(), own.into()]).await;
@@ -207,7 +208,7 @@ on_both! {
             let Some(next) = row.next_attempt_at else { continue };
             let asked = next.since(world.attempts(patient).await[0].at).as_secs();
             assert!((259_200..259_300).contains(&asked), "{status}: {asked} s are three days");
-            // The resume would bring it forward, and it would be told to wait again.
+            // Without the cancel, the resume would bring it forward, and the receiver would ask it to wait again.
             assert!(world.store.cancel_delivery(world.key(patient, 1)).await.unwrap());
             world.store.resume_host(world.store.provider(world.tenant, "hooks").await.unwrap().unwrap().id, &server.addr().to_string()).await.unwrap();
 

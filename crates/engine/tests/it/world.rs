@@ -58,7 +58,7 @@ async fn migrate(url: String) {
 /// cannot pass by the poll.
 const GUARD: Duration = Duration::from_secs(40);
 
-/// A migrated database, and what is needed to work on it.
+/// A migrated database, and the settings to work on it.
 pub struct World {
     pub url: String,
     pub store: Store,
@@ -155,7 +155,7 @@ impl World {
         self.store.provider(self.tenant, &draft.name).await.unwrap().unwrap().id
     }
 
-    /// The provider of the inboxes, as the expander makes it.
+    /// Creates the provider of the inboxes, like the expander.
     pub async fn make_in_app(&self) {
         for draft in driver::ready_made(Occasion::FirstUse) {
             self.store.create_missing_provider(self.tenant, &draft).await.unwrap();
@@ -291,7 +291,7 @@ impl World {
         .await;
     }
 
-    /// Makes the database refuse such writes.
+    /// Makes the database refuse this kind of write.
     pub async fn refuse(&self, refusal: RefusedWrite) {
         for sql in refusal.begin(self.is_postgres()) {
             self.execute(&sql, vec![]).await;
@@ -333,7 +333,7 @@ impl Running {
     }
 
     pub fn ask_to_finish(&self) {
-        // The dispatcher may have stopped already; then no receiver is left.
+        // The dispatcher may have stopped already, and then no receiver is left.
         self.stop.send_replace(Stop::Finish);
     }
 }

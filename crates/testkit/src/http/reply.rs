@@ -42,7 +42,7 @@ pub enum Reply {
     EndlessHeaders,
 }
 
-/// What happens to the connection after a reply.
+/// The state of the connection after a reply.
 pub(super) enum Then {
     KeepAlive,
     Close,

@@ -34,7 +34,7 @@ impl Request {
         self.headers.iter().find(|(header, _)| header.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
     }
 
-    /// The body as text.
+    /// Returns the body as text.
     ///
     /// # Panics
     /// When the body is not UTF-8.
@@ -42,7 +42,7 @@ impl Request {
         std::str::from_utf8(&self.body).expect("the request's body is UTF-8")
     }
 
-    /// The body as JSON.
+    /// Returns the body as JSON.
     ///
     /// # Panics
     /// When the body is not JSON; the message shows the body.

@@ -60,12 +60,12 @@ impl Cluster {
         panic!("no free port for PostgreSQL after {PORT_TRIES} tries");
     }
 
-    /// The URL of the database `postgres` for its superuser. It does not change at a restart.
+    /// Returns the URL of the database `postgres` for its superuser. The URL does not change at a restart.
     pub fn url(&self) -> String {
         format!("postgres://postgres@{}/postgres", self.addr())
     }
 
-    /// The address of the server, as the target of a [`Proxy`](crate::Proxy).
+    /// Returns the address of the server, as the target of a [`Proxy`](crate::Proxy).
     pub fn addr(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
@@ -94,7 +94,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // Uses SIGQUIT, because after SIGKILL some server processes would keep running.
+        // SIGQUIT is used, because after SIGKILL some server processes would keep running.
         self.server.signal("QUIT");
         if !std::thread::panicking() {
             self.server.wait();
@@ -165,7 +165,7 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {said}");
 }
 
-/// Whether this process runs as root, judged by the owner of its entry in /proc.
+/// Returns whether this process runs as root, judged by the owner of its entry in /proc.
 fn is_root() -> bool {
     use std::os::unix::fs::MetadataExt;
     fs::metadata("/proc/self").is_ok_and(|me| me.uid() == 0)

@@ -25,8 +25,9 @@ impl<'a> Template<'a> {
         format!("TEMPLATE {} STRATEGY WAL_LOG", self.name)
     }
 
-    /// Makes the template unless it exists. When many processes start together, the first one makes it and the others
-    /// wait. The template gets its name only when it is complete, so that a killed process leaves no partial template.
+    /// Creates the template unless it exists. When many processes start together, the first one creates it and the
+    /// others wait. The template gets its name only when it is complete, so that a killed process leaves no partial
+    /// template.
     pub(super) async fn make_if_missing(&self, prepare: impl AsyncFnOnce(String)) -> Result<(), Error> {
         let client = connect(&self.cluster.url).await?;
         if self.is_there(&client).await? {

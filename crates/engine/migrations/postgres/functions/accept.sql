@@ -1,5 +1,5 @@
--- enqueue_batch, and for a key that is known already whether it stands for other content. The HTTP API calls it, for many
--- concurrent requests together.
+-- Enqueues a batch like enqueue_batch. For a key that was used before, it also returns whether the content differs. The HTTP
+-- API calls it once for many concurrent requests.
 CREATE OR REPLACE FUNCTION postcommit.accept(batch jsonb)
   RETURNS TABLE (place int, id uuid, duplicate boolean, conflict boolean)
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, postcommit, pg_temp AS $$
@@ -14,7 +14,7 @@ BEGIN
     RETURN QUERY SELECT u.place::int, u.id, false, false FROM unnest(ids) WITH ORDINALITY u (id, place);
     RETURN;
   END IF;
-  -- A new statement: it sees what the one above has written, and what that one waited for.
+  -- This is a new statement, so it sees the rows of the statement above, and the commits for which that statement waited.
   RETURN QUERY
     SELECT u.place::int, u.id, u.duplicate, u.duplicate AND NOT (
         SELECT k.content_hash = postcommit.fingerprint_of(i)

@@ -1,5 +1,6 @@
--- Takes back the deliveries of an entity that are not sent yet. A delivery under way is too late; it is not retried. A delivery
--- whose lease expired, and that was given back since, may have arrived: it is cancelled as unclear.
+-- Cancels the deliveries of an entity that are not sent yet. A delivery that is being sent is not cancelled, but it is not
+-- retried. A delivery whose lease expired and that was returned to the queue since may have arrived, so it is cancelled as
+-- unclear.
 CREATE OR REPLACE FUNCTION postcommit.cancel(tenant text, entity text, event_type text DEFAULT NULL) RETURNS int
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, postcommit, pg_temp AS $$
 #variable_conflict use_variable

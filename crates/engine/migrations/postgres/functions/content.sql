@@ -1,5 +1,5 @@
--- What follows a change of a template, an event type or a tenant's content settings: it is numbered like a change of a provider
--- (functions/providers.sql), so that dispatchers read only what has changed.
+-- Numbers each change of a template, an event type or a tenant's content settings like a change of a provider
+-- (functions/providers.sql), so that dispatchers read only the changed rows.
 CREATE OR REPLACE TRIGGER content_settings_changed BEFORE INSERT OR UPDATE ON postcommit.content_settings
   FOR EACH ROW EXECUTE FUNCTION postcommit.number_change();
 CREATE OR REPLACE TRIGGER event_type_changed BEFORE INSERT OR UPDATE ON postcommit.event_type
@@ -7,8 +7,8 @@ CREATE OR REPLACE TRIGGER event_type_changed BEFORE INSERT OR UPDATE ON postcomm
 CREATE OR REPLACE TRIGGER template_changed BEFORE INSERT OR UPDATE ON postcommit.template
   FOR EACH ROW EXECUTE FUNCTION postcommit.number_change();
 
--- Since when a template has been used at its place: with its event type, channel, audience and scope. An expander that takes over a
--- lost notification tells by it whether the notification may have been sent without the template.
+-- Records since when a template has been used at its place: its event type, channel, audience and scope. An expander that
+-- takes over a lost notification reads from it whether the notification may have been sent without the template.
 CREATE OR REPLACE FUNCTION postcommit.note_activation() RETURNS trigger
   LANGUAGE plpgsql SET search_path = pg_catalog, postcommit, pg_temp AS $$
 BEGIN
@@ -22,7 +22,8 @@ CREATE OR REPLACE TRIGGER template_activated BEFORE UPDATE ON postcommit.templat
     IS DISTINCT FROM (NEW.event_type, NEW.channel, NEW.audience, NEW.scope_type, NEW.scope_id))
   EXECUTE FUNCTION postcommit.note_activation();
 
--- The first preference or suppression of a tenant. From then on its direct messages are looked up, too.
+-- Records that a tenant has preferences or suppressions. From the first one on, the expander looks up the tenant's direct
+-- messages as well.
 CREATE OR REPLACE FUNCTION postcommit.note_guard() RETURNS trigger
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, postcommit, pg_temp AS $$
 BEGIN

@@ -1,18 +1,19 @@
--- enqueue and its batches: the application's way in. See docs/decisions/0018 for what one enqueue costs.
+-- The functions with which an application enqueues, one notification or a batch. docs/decisions/0018 has the cost of one
+-- enqueue.
 
--- What makes two enqueues the same: what is said and to whom, digit for digit. Texts are quoted, NULL is not, JSON and arrays
--- have an end of their own: no two contents give the same text. Sorted by type, because format looks up how to print a type
--- only when it changes.
+-- The content that makes two enqueues equal, as one string. Strings are quoted, NULL is not, and JSON and arrays mark their
+-- own end, so two different contents never give the same string. The arguments are sorted by type, because format looks up
+-- the output function of a type only when the type changes.
 CREATE OR REPLACE FUNCTION postcommit.content(event_type text, payload jsonb, entity text, recipients jsonb, channels text[],
     title text, body text, action_url text, data jsonb, topic text, schema_version int) RETURNS text LANGUAGE sql STABLE
   RETURN format('%L %L %L %L %L %L %s %s %s %s %s',
     event_type, entity, title, body, action_url, topic, payload, recipients, data, channels, schema_version);
 
--- 128 bits of it.
+-- A hash of the content, 128 bits.
 CREATE OR REPLACE FUNCTION postcommit.fingerprint(content text) RETURNS uuid LANGUAGE sql IMMUTABLE
   RETURN encode(int8send(hashtextextended(content, 0)) || int8send(hashtextextended(content, 1)), 'hex')::uuid;
 
--- The fingerprint of a notification as JSON, an item of a batch.
+-- The fingerprint of a notification that is given as JSON, as an item of a batch.
 CREATE OR REPLACE FUNCTION postcommit.fingerprint_of(item jsonb) RETURNS uuid LANGUAGE sql STABLE
   RETURN (SELECT postcommit.fingerprint(postcommit.content(r.event_type, coalesce(r.payload, '{}'), r.entity,
       coalesce(r.recipients, '[]'), array_replace(coalesce(r.channels, '{}'), 'in-app', 'in_app'), r.title, r.body,
@@ -20,7 +21,7 @@ CREATE OR REPLACE FUNCTION postcommit.fingerprint_of(item jsonb) RETURNS uuid LA
     FROM jsonb_to_record(item) AS r (event_type text, payload jsonb, entity text, recipients jsonb, channels text[], title text,
       body text, action_url text, data jsonb, topic text, schema_version int));
 
--- For a key that is known already: returns the first id and notes other content, or raises under strict.
+-- Handles a key that was used before: returns the first id and records different content, or raises an error under strict.
 CREATE OR REPLACE FUNCTION postcommit.settle_duplicate(of_tenant int, tenant_name text, key text, new_content uuid,
     is_strict boolean, new_event_type text, new_entity text, new_source jsonb) RETURNS uuid LANGUAGE plpgsql AS $$
 DECLARE first record;
@@ -28,7 +29,7 @@ BEGIN
   SELECT i.notification_id, i.content_hash INTO first
     FROM postcommit.idempotency i WHERE i.tenant = of_tenant AND i.key_hash = postcommit.hash(key);
   IF first IS NULL THEN
-    -- A transaction holds the key that this one's snapshot cannot see, or the key was purged just now.
+    -- Another transaction, which this transaction's snapshot cannot see, holds the key. Or the key was purged just now.
     RAISE EXCEPTION 'postcommit: idempotency_key % is being enqueued by another transaction', quote_literal(key)
       USING ERRCODE = '40001', HINT = 'Repeat the transaction.';
   END IF;
@@ -44,9 +45,10 @@ BEGIN
   RETURN first.notification_id;
 END $$;
 
--- Wakes sleeping dispatchers. NOTIFY takes a lock that all commits share, so it is sent only when a dispatcher sleeps and the
--- work is due. A transaction that has notified cannot be prepared: SET postcommit.doorbell = off enqueues without NOTIFY, and
--- the poll finds the work. The setting is read last, because most enqueues find no dispatcher asleep.
+-- Wakes idle dispatchers. NOTIFY takes a lock that all commits share, so it is sent only when a dispatcher is idle and the
+-- notification is due. A transaction that has sent NOTIFY cannot be prepared for a two-phase commit. With SET
+-- postcommit.doorbell = off, an enqueue sends no NOTIFY, and dispatchers find the notification by polling. The setting is
+-- read last, because most enqueues find no idle dispatcher.
 CREATE OR REPLACE FUNCTION postcommit.ring(due timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   IF due <= clock_timestamp() AND EXISTS (SELECT FROM postcommit.asleep)
@@ -74,7 +76,7 @@ BEGIN
   IF idempotency_key IS NULL THEN
     RAISE EXCEPTION 'postcommit: idempotency_key is missing; 1 to 255 characters are needed' USING ERRCODE = '23502';
   END IF;
-  -- Absent and NULL mean the same for every caller, and so do in-app and in_app.
+  -- A missing value and NULL mean the same for every caller, and so do in-app and in_app.
   IF payload IS NULL OR tenant IS NULL OR recipients IS NULL OR channels IS NULL OR priority IS NULL
       OR 'in-app' = ANY (channels) THEN
     payload := coalesce(payload, '{}');
@@ -84,7 +86,7 @@ BEGIN
     priority := coalesce(priority, 5);
   END IF;
   due_at := coalesce(due_at, now());
-  -- 720 hours, not 30 days: days are longer or shorter where the session's time zone changes its clock in between.
+  -- 720 hours instead of 30 days, because days can be longer or shorter in the session's time zone.
   expires_at := coalesce(expires_at, due_at + interval '720 hours');
   content := postcommit.content(event_type, payload, entity, recipients, channels, title, body, action_url, data, topic,
     schema_version);
@@ -94,7 +96,7 @@ BEGIN
     FROM postcommit.tenant t WHERE t.name = tenant
     ON CONFLICT DO NOTHING RETURNING k.tenant INTO of_tenant;
   IF of_tenant IS NULL THEN
-    -- The key is known already, or the tenant is new.
+    -- The key was used before, or the tenant is new.
     of_tenant := postcommit.tenant_id(tenant);
     INSERT INTO postcommit.idempotency
       VALUES (of_tenant, postcommit.hash(idempotency_key), new_id, postcommit.fingerprint(content)) ON CONFLICT DO NOTHING;
@@ -117,7 +119,8 @@ BEGIN
       recipients, channels, title, body, action_url, data, priority, due_at, expires_at, source, correlation_id)
     VALUES (of_tenant, new_id, event_type, entity, topic, schema_version, idempotency_key, payload,
       recipients, channels, title, body, action_url, data, priority, due_at, expires_at, source, correlation_id);
-  -- Sleeping dispatchers are read along with a row that is written anyway: calling ring for every row took 28,000 instructions.
+  -- Idle dispatchers are read in the same statement that writes the row. Calling ring for every row took 28,000
+  -- instructions.
   INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, first_due_at)
     VALUES (of_tenant, new_id, 0, -of_tenant, priority, due_at, greatest(due_at, now()))
     RETURNING EXISTS (SELECT FROM postcommit.asleep) INTO heard;
@@ -127,8 +130,8 @@ BEGIN
   RETURN new_id;
 END $$;
 
--- enqueue for a whole batch, with a result for each item. Texts are made once for each item; limits are looked at closely only
--- where they are not plainly kept.
+-- Enqueues a whole batch, with a result for each item. The string of the content is built once for each item. The exact
+-- limits are checked only for items that are not plainly within them.
 CREATE OR REPLACE FUNCTION postcommit.enqueue_batch(batch jsonb) RETURNS TABLE (place int, id uuid, duplicate boolean)
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, postcommit, pg_temp AS $$
 #variable_conflict use_column
@@ -161,7 +164,7 @@ BEGIN
   END IF;
 
   WITH of_tenant AS MATERIALIZED (
-    -- In one order for every caller: two batches that bring the same new tenants must not deadlock.
+    -- The order is the same for every caller, so that two batches with the same new tenants do not deadlock.
     SELECT t.name, postcommit.tenant_id(t.name) AS tenant
     FROM (SELECT DISTINCT coalesce(item ->> 'tenant', 'default') AS name FROM jsonb_array_elements(batch) item ORDER BY 1) t
   ), given AS MATERIALIZED (
@@ -183,7 +186,7 @@ BEGIN
     CROSS JOIN LATERAL (SELECT array_replace(coalesce(i.channels, '{}'), 'in-app', 'in_app') AS channels) c
     JOIN of_tenant t ON t.name = coalesce(i.tenant, 'default')
   ), keyed AS (
-    -- Sorted by key: two batches that share keys in another order must not deadlock.
+    -- The rows are sorted by key, so that two batches with common keys do not deadlock.
     INSERT INTO postcommit.idempotency AS k (tenant, key_hash, notification_id, content_hash)
       SELECT DISTINCT ON (tenant, key_hash) tenant, key_hash, id, postcommit.fingerprint(content)
       FROM given ORDER BY tenant, key_hash, place
@@ -217,7 +220,7 @@ BEGIN
     RETURN QUERY SELECT u.place::int, u.id, false FROM unnest(ids) WITH ORDINALITY u (id, place);
     RETURN;
   END IF;
-  -- Some keys are known already. Only a new statement can see what the other transaction has committed meanwhile.
+  -- Some keys were used before. Only a new statement sees the rows that the other transaction has committed meanwhile.
   RETURN QUERY
     SELECT u.place::int, coalesce(f.id, postcommit.settle_duplicate(
         postcommit.tenant_id(coalesce(i ->> 'tenant', 'default')), coalesce(i ->> 'tenant', 'default'),
@@ -228,7 +231,7 @@ BEGIN
     ORDER BY u.place;
 END $$;
 
--- The plain form of enqueue_batch.
+-- Enqueues a batch and returns only the ids.
 CREATE OR REPLACE FUNCTION postcommit.enqueue_many(batch jsonb) RETURNS TABLE (id uuid)
   LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, postcommit, pg_temp AS $$
   SELECT b.id FROM postcommit.enqueue_batch(batch) b ORDER BY b.place

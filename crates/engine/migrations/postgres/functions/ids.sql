@@ -1,16 +1,17 @@
 -- Ids, hashes and names.
 
--- Small functions are single expressions (RETURN …): PostgreSQL inlines them into the statement that calls them, so the call
--- costs nothing, and their operators are bound here, whatever the caller's search_path. They are STABLE where a function that
--- they call is STABLE: PostgreSQL does not inline a function that is marked stricter than its body.
+-- Small functions are single expressions (RETURN …). PostgreSQL inlines them into the calling statement, so the call costs
+-- nothing. Their operators are resolved when the function is created, regardless of the caller's search_path. They are
+-- STABLE where a function that they call is STABLE, because PostgreSQL does not inline a function that is marked stricter
+-- than its body.
 
--- UUIDv7: 48 bits of milliseconds over the random bits of a v4, whose version bits 0100 become 0111.
+-- Returns a UUIDv7: 48 bits of milliseconds, then the random bits of a v4, whose version bits 0100 become 0111.
 CREATE OR REPLACE FUNCTION postcommit.new_id() RETURNS uuid LANGUAGE sql VOLATILE
   RETURN encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid())
     PLACING substring(int8send((date_part('epoch', clock_timestamp()) * 1000)::bigint) FROM 3) FROM 1 FOR 6), 52, 1), 53, 1),
     'hex')::uuid;
 
--- The smallest id of a time: a bound for partitions and ranges.
+-- Returns the smallest id of a time, as a bound for partitions and ranges.
 CREATE OR REPLACE FUNCTION postcommit.id_at(at timestamptz) RETURNS uuid LANGUAGE sql IMMUTABLE AS $$
   SELECT (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid
 $$;
@@ -18,7 +19,7 @@ $$;
 CREATE OR REPLACE FUNCTION postcommit.hash(content text) RETURNS uuid LANGUAGE sql STABLE
   RETURN encode(substring(sha256(convert_to(content, 'UTF8')) FOR 16), 'hex')::uuid;
 
--- The id of the tenant of that name, which is made if it is new.
+-- Returns the id of the tenant with this name. A new tenant is created.
 CREATE OR REPLACE FUNCTION postcommit.tenant_id(tenant_name text) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE found int;
 BEGIN
@@ -30,10 +31,10 @@ BEGIN
   RETURN found;
 END $$;
 
--- The name of this installation's role of a kind: owner, producer, worker, reader or tenant. NULL for any other kind. The role
--- need not exist. Roles belong to a cluster and an installation to one database of it, so a role's name carries the OID of its
--- database: no two databases of a cluster share a role, a renamed database keeps its own, and a copy has others
--- (docs/decisions/0026).
+-- Returns the name of this installation's role of one kind: owner, producer, worker, reader or tenant. NULL for any other
+-- kind. The role need not exist. Roles belong to a cluster and an installation to one of its databases, so the name of a
+-- role contains the OID of its database. Therefore no two databases of a cluster share a role, a renamed database keeps its
+-- roles, and a copy has roles of its own (docs/decisions/0026).
 CREATE OR REPLACE FUNCTION postcommit.role_name(kind text) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE
   SET search_path = pg_catalog, pg_temp AS $$
   SELECT 'postcommit_' || kind || '_' || d.oid FROM pg_database d

@@ -1,7 +1,7 @@
--- Notifies open pages of a change in an inbox. A trigger, so that no statement can forget it.
--- Every login of the cluster that may connect may LISTEN. The payload is therefore a hash with a key that only owner and workers
--- can read: a listener can neither read nor guess tenant and user. The key is the row of tenant 0 in inbox_token_key, made by
--- the first process that watches. Without it the payload is empty, which means any inbox.
+-- Notifies open pages of a change in an inbox. It is a trigger, so that no statement can omit it. Every login that may
+-- connect may also LISTEN. The payload is therefore a hash with a key that only the owner and workers can read, so a
+-- listener can neither read nor guess the tenant and the user. The key is the row of tenant 0 in inbox_token_key, created by
+-- the first process that watches. Without the key the payload is empty, which means any inbox.
 CREATE OR REPLACE FUNCTION postcommit.inbox_moved() RETURNS trigger
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, postcommit, pg_temp AS $$
 DECLARE

@@ -1,5 +1,5 @@
--- Makes the monthly partitions of the three big tables, far ahead, and moves rows out of the default partition that belong in
--- them. USING heap: a partition is of the same kind as its parent, whatever default_table_access_method says.
+-- Creates the monthly partitions of the three big tables far ahead, and moves rows from the default partition into their
+-- partitions. USING heap: a partition must have the access method of its parent, regardless of default_table_access_method.
 CREATE OR REPLACE FUNCTION postcommit.make_partitions(months_ahead int DEFAULT 24) RETURNS int
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, postcommit, pg_temp AS $$
 DECLARE
@@ -16,7 +16,7 @@ BEGIN
       CONTINUE WHEN to_regclass(format('postcommit.%I', child)) IS NOT NULL;
       key := CASE parent WHEN 'notification' THEN 'id' ELSE 'notification_id' END;
       EXECUTE format('CREATE TABLE postcommit.%I (LIKE postcommit.%I INCLUDING ALL) USING heap', child, parent);
-      -- A generated column takes no value, not even its own.
+      -- A generated column is left out, because it accepts no value.
       SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) INTO columns FROM pg_attribute a
         WHERE a.attrelid = format('postcommit.%I', parent)::regclass AND a.attnum > 0 AND NOT a.attisdropped
           AND a.attgenerated = '';

@@ -1,7 +1,7 @@
--- What follows a change of a provider, a host or a tenant: it is numbered, so that dispatchers read only what has changed
+-- Numbers each change of a provider, a host or a tenant, so that dispatchers read only the changed rows
 -- (docs/decisions/0029).
 
--- The counter's row is locked until the commit, so that a smaller number is never committed later.
+-- The row of the counter is locked until the commit, so that a smaller number is never committed later.
 CREATE OR REPLACE FUNCTION postcommit.number_change() RETURNS trigger
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, postcommit, pg_temp AS $$
 BEGIN
@@ -16,8 +16,8 @@ CREATE OR REPLACE TRIGGER tenant_changed BEFORE UPDATE ON postcommit.tenant FOR 
   WHEN ((OLD.weight, OLD.suspended_at) IS DISTINCT FROM (NEW.weight, NEW.suspended_at))
   EXECUTE FUNCTION postcommit.number_change();
 
--- Notes a deleted provider. A dispatcher that is further behind than the rows kept here reads all providers. After a TRUNCATE
--- every dispatcher does.
+-- Records a deleted provider. A dispatcher whose version is older than the rows kept here reads all providers. After a
+-- TRUNCATE every dispatcher does.
 CREATE OR REPLACE FUNCTION postcommit.note_gone() RETURNS trigger
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, postcommit, pg_temp AS $$
 DECLARE
@@ -38,11 +38,11 @@ CREATE OR REPLACE TRIGGER provider_deleted AFTER DELETE ON postcommit.provider
 CREATE OR REPLACE TRIGGER provider_emptied AFTER TRUNCATE ON postcommit.provider
   FOR EACH STATEMENT EXECUTE FUNCTION postcommit.note_gone();
 
--- Notes when deliveries may have begun to take another provider.
+-- Records when deliveries may have begun to use another provider.
 CREATE OR REPLACE FUNCTION postcommit.note_rerouting() RETURNS trigger
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, postcommit, pg_temp AS $$
 BEGIN
-  -- The first provider of a tenant takes nothing from another.
+  -- The first provider of a tenant replaces no other provider.
   IF TG_OP <> 'INSERT' OR EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.tenant = NEW.tenant AND p.id <> NEW.id) THEN
     UPDATE postcommit.provider_version SET rerouted_at = clock_timestamp();
   END IF;
@@ -55,8 +55,9 @@ CREATE OR REPLACE TRIGGER provider_rerouted AFTER UPDATE ON postcommit.provider 
     IS DISTINCT FROM (NEW.name, NEW.channel, NEW.is_default, NEW.enabled))
   EXECUTE FUNCTION postcommit.note_rerouting();
 
--- A limited lane has a row in lane_rate, whichever way its rate was set: without it nothing of the lane is claimed. The row
--- outlives the limit, so that removing a limit and setting it again gains no permits.
+-- A rate-limited lane has a row in lane_rate, regardless of how its rate was set. Without the row nothing is claimed from
+-- the lane. The row stays when the limit is removed, so that removing a limit and setting it again gives no additional
+-- permits.
 CREATE OR REPLACE FUNCTION postcommit.keep_lane_rate() RETURNS trigger
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, postcommit, pg_temp AS $$
 BEGIN

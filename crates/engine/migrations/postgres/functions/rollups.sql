@@ -1,5 +1,5 @@
--- Counts every row that enters the ledger uncounted: targets that end when they are expanded, cancel, an operator's actions.
--- Settle counts its own rows and sets their site.
+-- Counts the ledger rows that no other statement counts: targets that end when they are expanded, cancelled deliveries, and
+-- operators' actions. Settle counts its own rows and sets their site.
 CREATE OR REPLACE FUNCTION postcommit.count_outcome() RETURNS trigger
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, postcommit, pg_temp AS $$
 DECLARE note record;

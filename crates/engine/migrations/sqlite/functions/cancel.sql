@@ -1,5 +1,5 @@
--- INSERT INTO postcommit_cancel (tenant, entity[, event_type]) takes back the deliveries of an entity that are not sent yet. A
--- delivery whose lease expired, and that was given back since, may have arrived: it is cancelled as unclear.
+-- INSERT INTO postcommit_cancel (tenant, entity[, event_type]) cancels the deliveries of an entity that are not sent yet. A
+-- delivery whose lease expired and that was returned to the queue since may have arrived, so it is cancelled as unclear.
 CREATE VIEW postcommit_cancel AS SELECT '' AS tenant, entity, event_type FROM postcommit_notification WHERE 0;
 
 CREATE TRIGGER postcommit_cancel_insert INSTEAD OF INSERT ON postcommit_cancel BEGIN
@@ -26,7 +26,7 @@ CREATE TRIGGER postcommit_cancel_insert INSTEAD OF INSERT ON postcommit_cancel B
           AND note.entity = NEW.entity AND (NEW.event_type IS NULL OR note.event_type = NEW.event_type));
 END;
 
--- A cancel that names bytes would find nothing, and say nothing.
+-- Refuses bytes. A cancel with bytes would find no delivery and report no error.
 CREATE TRIGGER postcommit_cancel_types INSTEAD OF INSERT ON postcommit_cancel
 WHEN NEW.tenant >= x'' OR NEW.entity >= x'' OR NEW.event_type >= x'' OR typeof(NEW.entity) = 'real'
 BEGIN

@@ -1,5 +1,5 @@
--- What follows a change of a template, an event type or a tenant's content settings: it is numbered like a change of a provider
--- (functions/providers.sql). Writing the number down is not a change itself.
+-- Numbers each change of a template, an event type or a tenant's content settings like a change of a provider
+-- (functions/providers.sql). Writing the number is not a change itself.
 CREATE TRIGGER postcommit_content_settings_inserted AFTER INSERT ON postcommit_content_settings BEGIN
   UPDATE postcommit_provider_version SET version = version + 1;
   UPDATE postcommit_content_settings SET changed = (SELECT version FROM postcommit_provider_version) WHERE tenant = NEW.tenant;
@@ -16,7 +16,7 @@ CREATE TRIGGER postcommit_event_type_updated AFTER UPDATE ON postcommit_event_ty
   UPDATE postcommit_provider_version SET version = version + 1;
   UPDATE postcommit_event_type SET changed = (SELECT version FROM postcommit_provider_version) WHERE tenant = NEW.tenant AND name = NEW.name;
 END;
--- active_since: since when a template has been used at its place. postgres/functions/content.sql says what for.
+-- active_since: since when a template has been used at its place. postgres/functions/content.sql has the purpose.
 CREATE TRIGGER postcommit_template_inserted AFTER INSERT ON postcommit_template BEGIN
   UPDATE postcommit_provider_version SET version = version + 1;
   UPDATE postcommit_template SET changed = (SELECT version FROM postcommit_provider_version), active_since = {now}
@@ -31,7 +31,8 @@ CREATE TRIGGER postcommit_template_updated AFTER UPDATE ON postcommit_template W
         ELSE active_since END
     WHERE tenant = NEW.tenant AND id = NEW.id;
 END;
--- The first preference or suppression of a tenant. From then on its direct messages are looked up, too.
+-- Records that a tenant has preferences or suppressions. From the first one on, the expander looks up the tenant's direct
+-- messages as well.
 CREATE TRIGGER postcommit_content_guard_inserted AFTER INSERT ON postcommit_content_guard BEGIN
   UPDATE postcommit_provider_version SET version = version + 1;
   UPDATE postcommit_content_guard SET changed = (SELECT version FROM postcommit_provider_version) WHERE tenant = NEW.tenant;

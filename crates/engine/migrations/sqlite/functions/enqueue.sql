@@ -52,13 +52,13 @@ CREATE TRIGGER postcommit_enqueue_insert INSTEAD OF INSERT ON postcommit_enqueue
       CASE WHEN json_valid(replace(coalesce(NEW.channels, '[]'), '"in-app"', '"in_app"')) THEN json(replace(coalesce(NEW.channels, '[]'), '"in-app"', '"in_app"'))
         ELSE replace(coalesce(NEW.channels, '[]'), '"in-app"', '"in_app"') END,
       NEW.title, NEW.body, NEW.action_url, CASE WHEN json_valid(NEW.data) THEN json(NEW.data) ELSE NEW.data END,
-      -- What is not a digit becomes -1, and the constraint names the field.
+      -- A value that is not a digit becomes -1, and the constraint names the field.
       CASE WHEN NEW.priority IS NULL THEN 5 WHEN typeof(NEW.priority) = 'integer' THEN NEW.priority
         WHEN NEW.priority GLOB '[0-9]' THEN CAST(NEW.priority AS INTEGER) ELSE -1 END,
       coalesce(CASE typeof(NEW.due_at) WHEN 'null' THEN NULL
         WHEN 'text' THEN CAST(round((julianday(NEW.due_at) - 2440587.5) * 86400000) AS INTEGER) * 1000
         ELSE CAST(NEW.due_at * 1000000 AS INTEGER) END, {now}),
-      -- 30 days after due_at.
+      -- The default is 30 days after due_at.
       coalesce(CASE typeof(NEW.expires_at) WHEN 'null' THEN NULL
         WHEN 'text' THEN CAST(round((julianday(NEW.expires_at) - 2440587.5) * 86400000) AS INTEGER) * 1000
         ELSE CAST(NEW.expires_at * 1000000 AS INTEGER) END,
@@ -69,8 +69,8 @@ CREATE TRIGGER postcommit_enqueue_insert INSTEAD OF INSERT ON postcommit_enqueue
     WHERE NOT EXISTS (SELECT 1 FROM postcommit_idempotency
       WHERE tenant = (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default'))
         AND key = NEW.idempotency_key);
-  -- The row above, if it was inserted. The key is compared as well: under INSERT OR IGNORE a refused row is skipped in silence,
-  -- and last_insert_rowid() then belongs to another table.
+  -- The notification above, if it was inserted. The key is compared as well: under INSERT OR IGNORE a refused row is skipped
+  -- without an error, and last_insert_rowid() then belongs to another table.
   INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, lane, priority, due_at, first_due_at)
     SELECT tenant, id, 0, -tenant, priority, due_at, max(due_at, created_at) FROM postcommit_notification
     WHERE seq = last_insert_rowid()
@@ -85,16 +85,17 @@ CREATE TRIGGER postcommit_enqueue_insert INSTEAD OF INSERT ON postcommit_enqueue
       AND idempotency_key = NEW.idempotency_key
       AND NOT EXISTS (SELECT 1 FROM postcommit_idempotency known
         WHERE known.tenant = postcommit_notification.tenant AND known.key = NEW.idempotency_key);
-  -- RAISE is reported even where the caller's OR IGNORE would swallow a constraint: nothing is lost in silence.
+  -- RAISE is reported even where the caller's OR IGNORE would suppress a constraint, so no notification is lost without an
+  -- error.
   SELECT RAISE(ABORT, 'postcommit: a field is beyond its limit; nothing was enqueued (a plain INSERT names it)')
     WHERE NOT EXISTS (SELECT 1 FROM postcommit_idempotency
       WHERE tenant = (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default'))
         AND key = NEW.idempotency_key);
 END;
 
--- A key that is known: if the content is other, this is refused under strict, otherwise noted. The first notification remains
--- the only one. The comparison is a trigger of its own because SQLite clears the registers of a trigger each time it starts:
--- inside postcommit_enqueue_insert its registers cost every enqueue 18 % of its instructions.
+-- Handles a key that was used before: different content is refused under strict, otherwise recorded. The first notification
+-- remains the only one. The comparison is a separate trigger, because SQLite clears the registers of a trigger each time it
+-- starts. Inside postcommit_enqueue_insert, these registers cost every enqueue 18 % of its instructions.
 CREATE VIEW postcommit_enqueue_repeated AS
   SELECT id AS notification_id, tenant, event_type, payload, entity, recipients, channels, title, body, action_url, data, source,
     topic, schema_version, 0 AS strict
@@ -128,11 +129,11 @@ CREATE TRIGGER postcommit_enqueue_conflict INSTEAD OF INSERT ON postcommit_enque
     WHERE changes() > 0 AND lower(CAST(NEW.strict AS TEXT)) IN ('1', 'true', 't', 'yes', 'on');
 END;
 
--- SQLite keeps whatever it is given, so this trigger asks for what PostgreSQL's types ask for by themselves. It may run before
--- or after the one above: ABORT undoes the whole statement. Only bytes sort behind x'', so all of it is one cheap condition
--- (1.4 µs) that nearly never holds. A whole number is accepted where text is expected, as its digits: applications bind the ids
--- of their rows. A floating-point number is not, because some drivers bind 42 as 42.0. Before SQLite 3.47 RAISE takes only a
--- literal.
+-- Checks the types of the values, because SQLite accepts any type where PostgreSQL's column types refuse it. This trigger
+-- may run before or after the one above: ABORT undoes the whole statement. Only bytes sort after x'', so the check is one
+-- cheap condition (1.4 µs) that is nearly never true. A whole number is accepted where text is expected, as its digits,
+-- because applications bind the ids of their rows. A floating-point number is refused, because some drivers bind 42 as 42.0.
+-- Before SQLite 3.47 RAISE accepts only a literal.
 CREATE TRIGGER postcommit_enqueue_types INSTEAD OF INSERT ON postcommit_enqueue WHEN
   NEW.event_type >= x'' OR NEW.idempotency_key >= x'' OR NEW.tenant >= x'' OR NEW.entity >= x'' OR NEW.title >= x''
   OR NEW.body >= x'' OR NEW.action_url >= x'' OR NEW.correlation_id >= x'' OR NEW.topic >= x'' OR NEW.payload >= x''

@@ -1,7 +1,7 @@
--- What follows a change of a provider or a host: it is numbered, so that dispatchers read only what has changed
--- (docs/decisions/0029). Writing the number down is not a change itself.
+-- Numbers each change of a provider or a host, so that dispatchers read only the changed rows (docs/decisions/0029). Writing
+-- the number is not a change itself.
 CREATE TRIGGER postcommit_provider_inserted AFTER INSERT ON postcommit_provider BEGIN
-  -- The first provider of a tenant takes nothing from another.
+  -- The first provider of a tenant replaces no other provider.
   UPDATE postcommit_provider_version SET version = version + 1,
     rerouted_at = CASE WHEN EXISTS (SELECT 1 FROM postcommit_provider WHERE tenant = NEW.tenant AND id <> NEW.id) THEN {now}
       ELSE rerouted_at END;
@@ -14,15 +14,16 @@ CREATE TRIGGER postcommit_provider_updated AFTER UPDATE ON postcommit_provider W
       ELSE rerouted_at END;
   UPDATE postcommit_provider SET changed = (SELECT version FROM postcommit_provider_version) WHERE id = NEW.id;
 END;
--- A dispatcher that is further behind than the rows kept in provider_gone reads all providers.
+-- A dispatcher whose version is older than the rows kept in provider_gone reads all providers.
 CREATE TRIGGER postcommit_provider_deleted AFTER DELETE ON postcommit_provider BEGIN
   UPDATE postcommit_provider_version SET version = version + 1, rerouted_at = {now};
   INSERT INTO postcommit_provider_gone (changed, id) SELECT version, OLD.id FROM postcommit_provider_version;
   DELETE FROM postcommit_provider_gone WHERE changed < (SELECT version FROM postcommit_provider_version) - 100000;
 END;
 
--- A limited lane has a row in lane_rate, whichever way its rate was set: without it nothing of the lane is claimed. The row
--- outlives the limit, so that removing a limit and setting it again gains no permits.
+-- A rate-limited lane has a row in lane_rate, regardless of how its rate was set. Without the row nothing is claimed from
+-- the lane. The row stays when the limit is removed, so that removing a limit and setting it again gives no additional
+-- permits.
 CREATE TRIGGER postcommit_provider_made_limited AFTER INSERT ON postcommit_provider WHEN NEW.rate_per_s IS NOT NULL BEGIN
   INSERT INTO postcommit_lane_rate (lane, as_of) VALUES (NEW.id, {now});
 END;

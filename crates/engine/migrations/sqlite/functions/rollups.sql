@@ -1,5 +1,5 @@
--- Counts every row that enters the ledger uncounted: targets that end when they are expanded, cancel, an operator's actions.
--- Settle counts its own rows and sets their site.
+-- Counts the ledger rows that no other statement counts: targets that end when they are expanded, cancelled deliveries, and
+-- operators' actions. Settle counts its own rows and sets their site.
 CREATE TRIGGER postcommit_outcome_entered AFTER INSERT ON postcommit_delivery_ledger WHEN NEW.site IS NULL BEGIN
   INSERT INTO postcommit_rollup_fresh (tenant, slot, site, channel, state, count, event_type, lane, error_class)
     VALUES (NEW.tenant, NEW.finished_at - NEW.finished_at % 60000000,

@@ -1,4 +1,4 @@
--- Names that no way of making a tenant may bring: length() and GLOB of the table's constraint see neither bytes nor what follows
+-- Refuses tenant names that the table's constraint does not detect: length() and GLOB see neither bytes nor characters after
 -- a NUL, and HTTP clients remove a path segment `.` or `..` from a URL.
 CREATE TRIGGER postcommit_tenant_made BEFORE INSERT ON postcommit_tenant BEGIN
   SELECT RAISE(ABORT, 'postcommit: tenant is bytes; text is allowed') WHERE typeof(NEW.name) = 'blob';
@@ -13,7 +13,7 @@ CREATE TRIGGER postcommit_tenant_renamed BEFORE UPDATE OF name ON postcommit_ten
   SELECT RAISE(ABORT, 'postcommit: tenant_other_than_dot_and_dot_dot') WHERE NEW.name IN ('.', '..');
 END;
 
--- provider_version numbers a change of weight or suspension, so that dispatchers read what has changed.
+-- A change of weight or suspension gets a number from provider_version, so that dispatchers read it.
 CREATE TRIGGER postcommit_tenant_changed AFTER UPDATE ON postcommit_tenant
 WHEN (OLD.weight, OLD.suspended_at) IS NOT (NEW.weight, NEW.suspended_at) BEGIN
   UPDATE postcommit_provider_version SET version = version + 1;

@@ -20,7 +20,8 @@ pub(super) struct Held {
     pub(super) claimed: Claimed,
 }
 
-/// The only target and its lane, if the target may keep the lease of its notification. Otherwise all targets.
+/// Returns the only target and its lane, if the target may keep the lease of its notification. Otherwise returns all
+/// targets.
 pub(super) fn only(
     delivery: &Delivery,
     mut targets: Vec<Target>,
@@ -38,7 +39,7 @@ pub(super) fn only(
     }
 }
 
-/// Whether nothing is to be waited for, counted or collected before the target is sent.
+/// Returns whether the target needs neither a wait, a throttle nor a digest before it is sent.
 fn is_due(target: &Target) -> bool {
     target.not_before.is_none() && target.pacing.is_none()
 }
@@ -53,7 +54,7 @@ pub(super) async fn expand_and_send(crew: &Arc<Crew>, lane: &Arc<Lane>, mut batc
     }
     let claimed = write(crew, batch, clock.now()).await;
     let (own_crew, own_lane) = (crew.clone(), lane.clone());
-    // A task of its own, because rendering may take long, and other lanes must not wait for it.
+    // The sends run in a task of their own, because rendering may take long and other lanes must not wait for it.
     tokio::spawn(async move {
         let unsettled = own_crew.leases.guard(claimed.iter().map(|(delivery, _)| Lease::of(delivery)));
         attempt::attempt_batch(&own_crew, &own_lane, claimed, clock, slots, None).await;
@@ -70,7 +71,8 @@ async fn write(crew: &Crew, batch: Vec<Held>, now: Timestamp) -> Vec<Claimed> {
     }
     let expanded: Vec<Expanded> = batch.iter().map(|held| held.expanded.clone()).collect();
     let Ok((written, begun)) = crew.tools.store.expand_held(expanded).await else {
-        // Rows that wait in the lane are tried once more, and apart from each other if one of them is refused.
+        // The write is repeated as plain rows that wait in the lane. If one of them is refused, each row is written
+        // alone.
         let plain = batch.into_iter().map(|held| (held.expanded, held.ended)).collect();
         expand_chunk(crew, plain, now).await;
         return vec![];

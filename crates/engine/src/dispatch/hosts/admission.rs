@@ -72,8 +72,9 @@ fn put_off(
     crew.settler.settle(unbegun(delivery, Finish::Again { at, counted: false }, code, detail), None, None);
 }
 
-/// Handles an answer that concerns a whole host: a request to wait, or a refusal of our account. If the hold or pause
-/// cannot be written, the host is closed in this process. The delivery is then judged as if the write had succeeded.
+/// Handles an answer that concerns a whole host: a request to wait, or a refusal of the provider's account. If the hold
+/// or pause cannot be written, the host is closed in this process. The delivery is then judged as if the write had
+/// succeeded.
 pub async fn tell_host(
     crew: &Crew,
     lane: &Lane,

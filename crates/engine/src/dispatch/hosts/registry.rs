@@ -37,7 +37,7 @@ async fn bring_forward(store: Store, opened: Vec<(i32, Arc<str>)>) {
 #[derive(Default)]
 pub struct HostRegistry {
     lanes: Mutex<HashMap<i32, Arc<Hosts>>>,
-    /// The next read must read all closed hosts, and not only changes.
+    /// Whether the next read must read all closed hosts, and not only changes.
     anew: Arc<AtomicBool>,
     read: Mutex<Read>,
 }
@@ -69,7 +69,7 @@ impl HostRegistry {
         self.anew.store(true, Ordering::Release);
     }
 
-    /// Whether all closed hosts must be read although no change was announced.
+    /// Returns whether all closed hosts must be read although no change was announced.
     pub fn is_due(&self) -> bool {
         let stale = self.reading().shut_as_of.is_some_and(|at| at.elapsed() > ANEW);
         stale || (self.anew.load(Ordering::Acquire) && !self.lanes().is_empty())

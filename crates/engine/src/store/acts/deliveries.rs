@@ -18,15 +18,15 @@ pub const MAX_IDS: usize = 1000;
 /// The state of a delivery that was tried and waits for its next attempt.
 const RETRYING: &str = "retrying";
 
-/// An action on deliveries.
+/// An operator's action on deliveries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Act {
-    /// Sets parked deliveries back to pending and resets their counters and their age. A delivery that was scheduled for
-    /// later stays scheduled. A sent delivery is never sent again by this, and one that may have arrived only with
-    /// consent. A job whose filter has the state `retrying` brings deliveries forward instead: they become due now and
-    /// keep their counters.
+    /// Sets parked deliveries back to pending and resets their counters and their age. A delivery that was scheduled
+    /// for later stays scheduled. A retry never sends a sent delivery again. It sends a delivery that may have arrived
+    /// only with consent. A job whose filter has the state `retrying` brings deliveries forward instead: they become
+    /// due now and keep their counters.
     Retry,
     /// Ends parked deliveries. Their rows stay.
     Discard,
@@ -42,7 +42,7 @@ pub enum Acted {
     Done,
     /// The delivery's state does not allow the action. Nothing was changed.
     Refused {
-        /// The delivery's present state.
+        /// The delivery's current state.
         state: String,
         /// The reason why the delivery is parked, if it is.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -308,12 +308,12 @@ pub(in crate::store) struct Allowed {
 }
 
 impl Allowed {
-    /// Deliveries that an operator named.
+    /// Returns the limits for deliveries that an operator named.
     fn by_id(unclear: bool) -> Self {
         Self { bound: None, unclear, retrying: false }
     }
 
-    /// Returns the name in the audit log of what `act` does.
+    /// Returns the name of `act` in the audit log.
     pub fn action(self, act: Act) -> &'static str {
         if act == Act::Retry && self.retrying { "delivery.bring_forward" } else { act.action() }
     }
@@ -334,7 +334,7 @@ pub(in crate::store) async fn act_postgres(
         .map_err(postgres::refused)?;
     let (sql, used) = act.postgres(which);
     let statement = transaction.prepare_cached(&sql).await.map_err(postgres::refused)?;
-    // Sorted, so that two transactions with common rows do not deadlock.
+    // The keys are sorted, so that two transactions with common rows do not deadlock.
     let mut sorted = keys.to_vec();
     sorted.sort_unstable();
     sorted.dedup();
@@ -355,8 +355,8 @@ pub(in crate::store) async fn act_postgres(
     Ok(rows.iter().map(|row| DeliveryKey { tenant: row.get(0), notification: row.get(1), n: row.get(2) }).collect())
 }
 
-/// Does on SQLite what [`act_postgres`] does. A write transaction is exclusive there, so the rows are changed one by
-/// one.
+/// Acts on deliveries like [`act_postgres`], on SQLite. A write transaction is exclusive there, so the rows are changed
+/// one by one.
 pub(in crate::store) fn act_sqlite(
     connection: &Connection,
     act: Act,
@@ -398,8 +398,9 @@ fn with_facts(sql: &str) -> String {
     sql.replace("{facts}", &names::<Facts>("")).replace("{gone.facts}", &gone)
 }
 
-/// The version of the template that a retried delivery is rendered by. If the template failed and nothing was ever sent,
-/// it is the present version, because the template was mended since. Otherwise every attempt renders the same version.
+/// The template version with which a retried delivery is rendered. If the template failed and nothing was ever sent,
+/// this is the current version, because the template may have been corrected since. Otherwise every attempt renders the
+/// same version.
 const VERSION: &str = "CASE WHEN gone.seq = 0 AND gone.code IN ('missing_data', 'template_failed', 'template_limit')
        THEN coalesce((SELECT t.version FROM postcommit.template t
          WHERE t.tenant = gone.tenant AND t.id = gone.template AND t.deleted_at IS NULL), gone.template_version)
@@ -429,7 +430,8 @@ const RETRY_POSTGRES: &str = given!(
      LEFT JOIN postcommit.provider p ON p.tenant = gone.tenant AND p.id = gone.lane
      RETURNING tenant, notification_id, n"
 );
-/// The retry on SQLite. All statements take the same parameters. The others run only if the first one changed a row.
+/// The retry on SQLite. All statements take the same parameters. The second and third run only if the first one changed
+/// a row.
 const RETRY_SQLITE: [&str; 3] = [
     "INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, lane, priority, due_at, first_due_at, seq,
        {facts})
@@ -447,8 +449,8 @@ const RETRY_SQLITE: [&str; 3] = [
          FROM postcommit_delivery_queue q
          WHERE q.tenant = ?1 AND q.notification_id = ?2 AND q.n = ?3 AND q.lease_token IS NULL)",
 ];
-/// Makes retrying rows due. A row that is locked is being claimed, or cancelled by an application's open transaction:
-/// the statement neither waits for it nor deadlocks with it.
+/// Makes retrying rows due. A locked row is being claimed, or an application's open transaction is cancelling it. The
+/// statement skips such a row, so it neither waits nor deadlocks.
 const FORWARD_POSTGRES: &str = given!(
     "
      SELECT q.tenant, q.notification_id, q.n

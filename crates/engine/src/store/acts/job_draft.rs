@@ -14,7 +14,7 @@ const COUNTED: i64 = 100_000;
 /// The description of a new job.
 #[derive(Debug, Clone)]
 pub struct JobDraft {
-    /// The action to perform.
+    /// The action on each delivery.
     pub act: Act,
     /// The filter that selects the deliveries. Its position and page size are ignored. Retry and discard act on parked
     /// deliveries, and cancel acts on waiting ones, whatever states the filter has. One case differs: a retry of the
@@ -26,15 +26,15 @@ pub struct JobDraft {
     pub pace_per_s: Option<i32>,
 }
 
-/// How many deliveries a job would touch.
+/// The number of deliveries that a job would change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct JobCount {
     /// How many deliveries match.
     pub total: i64,
-    /// How many more match, but may have arrived: a retry leaves them out unless it is asked for them.
+    /// How many more deliveries match, but may have arrived. A retry leaves them out, unless the request includes them.
     pub left_out: i64,
-    /// `false`: the counts are lower bounds.
+    /// Whether the counts are exact. If `false`, they are lower bounds.
     pub is_exact: bool,
 }
 
@@ -94,7 +94,7 @@ impl Store {
 /// enqueued before `bound`.
 pub(in crate::store) fn bounded(act: Act, filter: &DeliveryFilter, bound: Timestamp) -> DeliveryFilter {
     let states = if act.brings_forward(&filter.states) { filter.states.clone() } else { act.states() };
-    // Rounded down to milliseconds, because that is the resolution of the ids.
+    // The time is rounded down to milliseconds, the resolution of the ids.
     let cut = |until: Timestamp| Timestamp::from_micros(until.min(bound).as_micros() / 1000 * 1000);
     let until = if concerns_waiting(act, filter) { Some(cut(filter.until.unwrap_or(bound))) } else { filter.until };
     DeliveryFilter { states, until, before: None, stuck: None, ..filter.clone() }

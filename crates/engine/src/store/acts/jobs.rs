@@ -34,7 +34,7 @@ const AFTER_FAILURE: Duration = Duration::from_secs(5);
 /// A time longer than the resolution of either database's clock.
 const TICK: Duration = Duration::from_millis(2);
 
-/// A job.
+/// A job: an operator's action on many deliveries.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Job {
@@ -44,25 +44,25 @@ pub struct Job {
     /// The name of the tenant. `null` is all tenants.
     #[serde(rename = "tenant")]
     pub tenant_name: Option<String>,
-    /// UUIDv7.
+    /// The id of the job, a UUIDv7.
     pub id: Uuid,
-    /// The action.
+    /// The action on each delivery.
     pub kind: Act,
-    /// The filter. An address in it is masked.
+    /// The filter that selects the deliveries. An address in it is masked.
     pub filter: DeliveryFilter,
-    /// Who created the job.
+    /// The actor that created the job.
     pub asked_by: String,
     /// When the job was created. Later deliveries are not affected.
     pub asked_at: Timestamp,
     /// How many deliveries matched when the job was created.
     pub total: i64,
-    /// How many more matched then, but may have arrived: the retry leaves them out.
+    /// How many more deliveries matched when the job was created, but may have arrived. The retry leaves them out.
     pub left_out: i64,
-    /// `false`: `total` and `left_out` are lower bounds.
+    /// Whether `total` and `left_out` are exact. If `false`, they are lower bounds.
     pub is_exact: bool,
     /// Deliveries on which the action was done.
     pub done: i64,
-    /// Deliveries that were changed otherwise before the job reached them. When the job is done, `done` and `skipped`
+    /// Deliveries that another action changed before the job reached them. When the job is done, `done` and `skipped`
     /// add up to `total`.
     pub skipped: i64,
     /// The pace, in deliveries per second.
@@ -116,7 +116,7 @@ const COLUMNS: &str = "tenant, id, kind, filter, asked_by, asked_at, total, is_e
      position, (SELECT t.name FROM postcommit.tenant t WHERE t.id = tenant), left_out";
 
 impl Store {
-    /// Creates a job. Which deliveries it may change is fixed at this time.
+    /// Creates a job. The deliveries that the job may change are fixed when it is created.
     pub async fn create_job(&self, tenant: Option<i32>, draft: &JobDraft) -> Result<Job, DbError> {
         let pace = draft.pace_per_s.unwrap_or(PACE);
         if !(1..=PACE_MOST).contains(&pace) {
@@ -158,9 +158,9 @@ impl Store {
         let told = as_json(&without_address(filter))?;
         self.change(sql, parameters, entry.details(serde_json::json!({"kind": draft.act.name(), "filter": told})))
             .await?;
-        self.job(tenant, id)
-            .await?
-            .ok_or_else(|| DbError::Unreadable(format!("job {id} was created, but cannot be found")))
+        self.job(tenant, id).await?.ok_or_else(|| {
+            DbError::Unreadable(format!("job {id} was created, but cannot be found; report it as a bug"))
+        })
     }
 
     /// Reads one job. With a tenant, it returns the job only if that tenant owns it.
@@ -222,7 +222,7 @@ impl Store {
     }
 
     async fn take_job(&self) -> Result<Option<TakenJob>, DbError> {
-        // Reads before it writes, because nearly always no job is due.
+        // The jobs are read before any write, because nearly always no job is due.
         let due =
             "state IN ('queued', 'running') AND next_at <= {now} AND (lease_until IS NULL OR lease_until < {now})";
         let sql = format!("SELECT tenant, id FROM postcommit.job WHERE {due} ORDER BY next_at LIMIT {LOOKED_AT}");
@@ -301,7 +301,8 @@ impl Store {
         let fence = Fence::of(taken, page, next_at);
         let mut client = db.client().await?;
         let transaction = client.transaction().await.map_err(postgres::refused)?;
-        // Locks the job's row first. Then a cancel waits for this slice, or this slice finds the job cancelled.
+        // The job's row is locked first. A concurrent cancel then waits for this slice, or this slice finds the job
+        // cancelled.
         let hold = transaction.prepare_cached(&format!("{HOLD} FOR UPDATE")).await.map_err(postgres::refused)?;
         if transaction.query(&hold, &borrow(&fence.own())).await.map_err(postgres::refused)?.is_empty() {
             return Ok(None);

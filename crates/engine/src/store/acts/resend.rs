@@ -25,7 +25,7 @@ pub struct Resend {
     pub channel: String,
     /// The event type of the notification to copy. `None` means the latest notification of any type.
     pub event_type: Option<String>,
-    /// The template whose present text is sent with the entity's newest event. `None` means a copy of what was sent.
+    /// The template whose current text is sent with the entity's newest event. `None` means a copy of the sent text.
     pub template: Option<String>,
     /// The recipient of the resend. `None` means the recipients of the notification that is copied.
     pub recipient: Option<Recipient>,
@@ -78,9 +78,10 @@ impl Resend {
 /// A resend that is ready to be enqueued.
 #[derive(Debug, Clone)]
 pub struct Copied {
-    /// The request for a copy of the original notification without its times, on the requested channel only. It goes to
-    /// the requested recipient. Without one, it goes to the recipients that the original reached on this channel. If
-    /// the original was not sent there, it goes to the original's recipients that the channel can reach.
+    /// The request for a copy of the original notification without its times, on the requested channel only. The copy
+    /// goes to the requested recipient. Without one, it goes to the recipients that the original reached on this
+    /// channel. If the original was not sent on this channel, the copy goes to the original's recipients that the
+    /// channel can reach.
     pub request: NotificationRequest,
     /// The id of the original notification.
     of: Uuid,
@@ -88,12 +89,12 @@ pub struct Copied {
     pin: Option<PinnedText>,
 }
 
-/// The text of a copy, as it stands on the copy's own row until it is expanded.
+/// The text of a copy. It is stored on the copy's own row until the copy is expanded.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct PinnedText {
-    /// `None` for the copy of a direct message.
+    /// The id of the template. `None` for the copy of a direct message.
     template: Option<String>,
-    /// 0 for the copy of a direct message.
+    /// The version of the template. 0 for the copy of a direct message.
     version: i32,
     language: Option<String>,
 }
@@ -123,9 +124,9 @@ impl Store {
         Ok(Some(Accepted { id: first.id, duplicate: true, conflict }))
     }
 
-    /// Prepares a copy of the entity's newest notification that was sent on the channel, with the text that was sent. If
-    /// none was sent there, it copies the entity's newest notification. With a template, it prepares the present text of
-    /// that template with the entity's newest event. Returns `None` if the entity has no notification.
+    /// Prepares a copy of the entity's newest notification that was sent on the channel, with the text that was sent.
+    /// If none was sent on the channel, it copies the entity's newest notification. With a template, it prepares the
+    /// current text of that template with the entity's newest event. Returns `None` if the entity has no notification.
     ///
     /// # Errors
     /// Fails if no recipient can be reached on the channel, if the notification has no content for it, if the template
@@ -163,8 +164,8 @@ impl Store {
         Ok(Some(Copied { request: again(&note, wish, &recipients)?, of, pin: Some(pin) }))
     }
 
-    /// Prepares the present text of a template with the newest event of the entity: of the template's own event type, or
-    /// else of any.
+    /// Prepares the current text of a template with the newest event of the entity. An event of the template's own
+    /// event type is preferred.
     async fn rendered_anew(&self, tenant: i32, wish: &Resend, named: Named) -> Result<Option<Copied>, NotAccepted> {
         let newest = match &wish.event_type {
             Some(event_type) => self.newest_of(tenant, wish, Some(event_type)).await?,
@@ -189,7 +190,9 @@ impl Store {
         let row = rows.first().ok_or_else(|| refused(format!("is {id:?}, which does not exist")))?;
         let its_channel: String = row.get(1)?;
         if its_channel != channel {
-            return Err(refused(format!("is {id:?}, which is for {its_channel:?} and not for {channel:?}")));
+            return Err(refused(format!(
+                "is {id:?}, a template for channel {its_channel:?}; name one for channel {channel:?}"
+            )));
         }
         if !row.get::<bool>(4)? {
             return Err(refused(format!("is {id:?}, which is not active; activate it, then resend")));
@@ -199,7 +202,7 @@ impl Store {
         Ok(Named { event_type: row.get(0)?, pin })
     }
 
-    /// Whether the tenant has an active template of the notification's event type for the channel.
+    /// Returns whether the tenant has an active template of the notification's event type for the channel.
     async fn has_template(&self, note: &StoredNotification, channel: &str) -> Result<bool, DbError> {
         let sql = "SELECT 1
             FROM postcommit.template
@@ -269,9 +272,9 @@ impl Store {
         rows.into_iter().map(|mut row| Facts::read(&mut row, &in_order::<Facts>())).collect()
     }
 
-    /// Returns the entity's newest notification of the event type or of any that is not a copy, whatever its state. A
-    /// copy goes over one channel only, so it says nothing about others. Returns the newest copy if the newest 200
-    /// notifications are copies.
+    /// Returns the entity's newest notification of the event type, or of any type, that is not a copy. Its state does
+    /// not matter. Copies are passed over, because a copy goes over one channel only. Returns the newest copy if the
+    /// newest 200 notifications are copies.
     async fn newest_of(&self, tenant: i32, wish: &Resend, event_type: Option<&str>) -> Result<Option<Uuid>, DbError> {
         let filter = NotificationFilter {
             tenant: Some(tenant),
@@ -310,7 +313,7 @@ impl Store {
     }
 }
 
-/// Whether a notification with this key is a copy.
+/// Returns whether a notification with this key is a copy.
 fn is_copy(key: &str) -> bool {
     key.strip_prefix(MANUAL).is_some_and(|rest| rest.starts_with(':'))
 }
@@ -331,8 +334,8 @@ fn pinned(tenant: i32, id: Uuid, (pin, channel): &(PinnedText, String)) -> State
     (sql.to_owned(), parameters)
 }
 
-/// Returns how the deliveries of a notification were rendered. A copy has one text: if there were several, the operator
-/// has to choose.
+/// Returns how the deliveries of a notification were rendered. A copy has one text. If the deliveries had several, the
+/// operator must choose one.
 fn text_of(of: Uuid, facts: &[Facts]) -> Result<PinnedText, NotAccepted> {
     let text = |facts: &Facts| PinnedText {
         template: facts.template.clone(),
@@ -345,7 +348,7 @@ fn text_of(of: Uuid, facts: &[Facts]) -> Result<PinnedText, NotAccepted> {
     }
     let templates: BTreeSet<&str> = facts.iter().filter_map(|facts| facts.template.as_deref()).collect();
     let listed = templates.into_iter().collect::<Vec<_>>().join(", ");
-    let problem = format!("is missing: notification {of} was sent in several texts, by {listed}; name one of them");
+    let problem = format!("is missing: notification {of} was sent with several templates: {listed}; name one of them");
     Err(NotAccepted::invalid("template", problem))
 }
 
@@ -376,8 +379,8 @@ fn reached_before(
     Ok(recipients)
 }
 
-/// Returns the recipients of a text that a template renders anew: the requested one, or else those of the notification
-/// that may have an address on the channel. If there is none, the template itself gives the address.
+/// Returns the recipients of a text that a template renders again: the requested recipient, or else the notification's
+/// recipients that may have an address on the channel. If there is none, the template itself gives the address.
 fn suited(note: &StoredNotification, wish: &Resend) -> Result<Vec<Recipient>, NotAccepted> {
     let suits = |recipient: &Recipient| match recipient {
         Recipient::User(_) | Recipient::List(_) => true,
@@ -405,7 +408,7 @@ fn again(
     NotificationRequest::read(&said_again(note, wish, recipients)?, &note.tenant_name)
 }
 
-/// Returns the requested recipient, or else the notification's recipients, as far as the channel reaches them.
+/// Returns the requested recipient, or else the notification's recipients that the channel can reach.
 fn to_be_reached(
     note: &StoredNotification,
     wish: &Resend,

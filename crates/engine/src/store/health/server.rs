@@ -51,7 +51,7 @@ pub struct HeldSnapshot {
     pub user: Option<String>,
     /// The state of the session, for example `idle in transaction`. `None` for a login without `pg_read_all_stats`.
     pub state: Option<String>,
-    /// For how long the snapshot has been held. `None` for slots, and for a login without `pg_read_all_stats`.
+    /// The time for which the snapshot has been held. `None` for slots, and for a login without `pg_read_all_stats`.
     pub age: Option<Duration>,
     /// How many transactions have begun since the snapshot.
     pub transactions: i64,
@@ -109,9 +109,9 @@ impl Store {
     pub async fn durability(&self) -> Result<Option<Durability>, DbError> {
         let Db::Postgres(_) = self.db else { return Ok(None) };
         let rows = self.db.query(SAID, vec![]).await?;
-        let said = rows
-            .first()
-            .ok_or_else(|| DbError::Unreadable("the query for the settings of the server returned no row".into()))?;
+        let said = rows.first().ok_or_else(|| {
+            DbError::Unreadable("the query for the settings of the server returned no row; report it as a bug".into())
+        })?;
         let (begins_with, has_standbys): (String, bool) = (said.get(2)?, said.get(3)?);
         let (mut weak, mut ours) = (vec![], false);
         for row in self.db.query(KEPT, vec![]).await? {

@@ -25,7 +25,7 @@ pub const BATCH: usize = postcommit::limits::BATCH;
 pub struct Accepted {
     /// The id of the notification. If the key was used before, it is the id of the first notification.
     pub id: Uuid,
-    /// Whether the key was used before. Then nothing was enqueued.
+    /// Whether the key was used before. If so, nothing was enqueued.
     pub duplicate: bool,
     /// Whether the key was used before with other content. The conflict was recorded.
     pub conflict: bool,
@@ -109,7 +109,7 @@ async fn enter_postgres(db: &Postgres, batch: &[NotificationRequest]) -> Result<
     let rows = client.query(&statement, &[&said]).await.map_err(postgres::refused)?;
     if rows.len() != batch.len() {
         return Err(DbError::Unreadable(format!(
-            "the database returned {} results for {} notifications",
+            "the database returned {} results for {} notifications; report it as a bug",
             rows.len(),
             batch.len()
         )));
@@ -125,9 +125,9 @@ pub(in crate::store) async fn enter_one_postgres(
     let said = said(std::slice::from_ref(one))?;
     let statement = transaction.prepare_cached(ACCEPT_POSTGRES).await.map_err(postgres::refused)?;
     let rows = transaction.query(&statement, &[&said]).await.map_err(postgres::refused)?;
-    rows.first()
-        .map(accepted)
-        .ok_or_else(|| DbError::Unreadable("the database returned no result for a notification".into()))
+    rows.first().map(accepted).ok_or_else(|| {
+        DbError::Unreadable("the database returned no result for a notification; report it as a bug".into())
+    })
 }
 
 pub(in crate::store) fn said(batch: &[NotificationRequest]) -> Result<Value, DbError> {
@@ -274,9 +274,9 @@ impl ViewRow {
         // these cases, and a new recorded conflict shows whether the content differs.
         let before = self.first(connection)?;
         self.enter_by_view(connection)?;
-        let (id, noted) = self
-            .first(connection)?
-            .ok_or_else(|| DbError::Unreadable("a notification was enqueued, but cannot be found".into()))?;
+        let (id, noted) = self.first(connection)?.ok_or_else(|| {
+            DbError::Unreadable("a notification was enqueued, but cannot be found; report it as a bug".into())
+        })?;
         Ok(Accepted { id, duplicate: before.is_some(), conflict: before.is_some_and(|(_, before)| noted > before) })
     }
 

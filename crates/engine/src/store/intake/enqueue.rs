@@ -16,7 +16,7 @@ use crate::store::Store;
 /// The lifetime of a notification that is enqueued without an expiry time.
 const EXPIRY: Duration = Duration::from_secs(limits::EXPIRY_DAYS.unsigned_abs() * 86_400);
 
-/// Why an enqueue failed.
+/// The reason why an enqueue failed.
 #[derive(Debug, thiserror::Error)]
 pub enum EnqueueError {
     /// The notification was refused.

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use crate::db::DbError;
 
-/// Why a notification was not accepted.
+/// The reason why a notification was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotAccepted {
     /// The request is invalid.
@@ -31,7 +31,7 @@ pub enum NotAccepted {
     /// key, it is enqueued only once.
     #[error("{0}")]
     Unavailable(String),
-    /// The database refuses our login, and an administrator must act. Nothing was written.
+    /// The database refuses this program's login, and an administrator must act. Nothing was written.
     #[error("{0}")]
     NoRights(String),
 }
@@ -77,7 +77,7 @@ fn is_path(path: &str) -> bool {
     path.split(['.', '[']).next().is_some_and(|name| FIELDS.contains(&name))
 }
 
-/// The problem of an `expires_at` that is too soon. The name of its constraint alone is no sentence.
+/// The problem of an `expires_at` that is too soon. The name of its constraint alone would not be a sentence.
 const EXPIRES_TOO_SOON: &str = "must be later than due_at; a notification without due_at is due now";
 
 /// Converts a database error. Limits are check constraints whose names contain the field and the limit, so both are
@@ -167,8 +167,8 @@ struct Raw<'a> {
 }
 
 impl NotificationRequest {
-    /// Reads a request from JSON. It belongs to `tenant`, and is refused if it names another tenant. An object with a
-    /// duplicate key is refused at any depth, because JSON parsers handle duplicates differently.
+    /// Reads a request from JSON. The request belongs to `tenant`, and is refused if it names another tenant. An object
+    /// with a duplicate key is refused at any depth, because JSON parsers handle duplicates differently.
     pub fn read(json: &str, tenant: &str) -> Result<Self, NotAccepted> {
         // Without this check, serde would accept an array as the list of fields.
         if !json.trim_start().starts_with('{') && !json.trim().is_empty() {
@@ -260,7 +260,7 @@ fn compact(field: &str, json: &str) -> Result<Box<RawValue>, NotAccepted> {
     if most > DECIMALS {
         return Err(NotAccepted::invalid(
             field,
-            format!("holds a number with {most} decimals; at most {DECIMALS} are allowed"),
+            format!("contains a number with {most} decimal places; at most {DECIMALS} are allowed"),
         ));
     }
     let (mut text, mut is_text, mut is_escaped) = (String::with_capacity(json.len()), false, false);
@@ -459,7 +459,7 @@ mod tests {
         assert_eq!(of("postcommit: due_at is not a time"), "due_at: is not a time");
         assert_eq!(of("something else"), "something else");
         assert!(matches!(NotAccepted::from(DbError::Unreachable("x".into())), NotAccepted::Unavailable(_)));
-        // The name of a function may begin with that of a field.
+        // The name of a function may begin with the name of a field.
         let denied = |code: &str, message: &str| DbError::Refused { code: code.into(), message: message.into() };
         for problem in
             [denied("42501", "permission denied for function tenant_id"), denied("28000", "role may not log in")]

@@ -32,7 +32,7 @@ impl<'a> DeliveryList<'a> {
         self.filter.before.map_or(newest, |before| before.further(newest))
     }
 
-    /// Returns which of the given states the filter asks for. They are constants and are written into the statement as
+    /// Returns the states among `of` that the filter selects. They are constants and are written into the statement as
     /// literals, so that the planner recognises a partial index.
     fn wanted_states(&self, of: &[DeliveryState]) -> Vec<&'static str> {
         let is_wanted =
@@ -40,7 +40,7 @@ impl<'a> DeliveryList<'a> {
         of.iter().map(|state| state.name()).filter(is_wanted).collect()
     }
 
-    /// Returns the states of queued deliveries that the filter asks for.
+    /// Returns the states of queued deliveries that the filter selects.
     fn live(&self) -> Vec<&'static str> {
         let only_ended = self.filter.reason.is_some() || self.ended_before.is_some();
         let mut live = if only_ended { vec![] } else { self.wanted_states(&DeliveryState::LIVE) };
@@ -48,7 +48,7 @@ impl<'a> DeliveryList<'a> {
         live
     }
 
-    /// Returns the states of ended deliveries that the filter asks for.
+    /// Returns the states of ended deliveries that the filter selects.
     fn ended(&self) -> Vec<&'static str> {
         if self.stuck_since.is_some() { vec![] } else { self.wanted_states(&DeliveryState::ENDED) }
     }

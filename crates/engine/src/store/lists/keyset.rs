@@ -171,7 +171,7 @@ pub(in crate::store) trait ListQuery {
     /// Returns the statement for the matching rows of a window. Its columns are tenant, id, n and the columns that
     /// [`ListQuery::keep`] needs. `from` is the FROM clause, which yields the tenants as `t`.
     fn matches(&self, dialect: Dialect, from: &str, window: &WindowBounds, parameters: &mut SqlParameters) -> String;
-    /// Whether [`ListQuery::keep`] can reject rows.
+    /// Returns whether [`ListQuery::keep`] can reject rows.
     fn filters_rows(&self) -> bool {
         false
     }
@@ -180,7 +180,7 @@ pub(in crate::store) trait ListQuery {
         let _ = row;
         true
     }
-    /// How many rows the first window has for a page of `limit` rows.
+    /// Returns how many rows the first window has for a page of `limit` rows.
     fn first_window(&self, limit: i64) -> i64;
 }
 
@@ -205,7 +205,8 @@ impl Dialect {
         }
     }
 
-    /// Returns the name of the SQL function that finds one text in another. The function returns 0 if it finds nothing.
+    /// Returns the name of the SQL function that finds one string in another. The function returns 0 if it finds
+    /// nothing.
     pub(in crate::store) fn strpos(self) -> &'static str {
         if self == Self::Postgres { "strpos" } else { "instr" }
     }

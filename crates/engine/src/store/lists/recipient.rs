@@ -39,14 +39,14 @@ impl RecipientFilter<'_> {
         }
     }
 
-    /// Returns the condition for ledger rows `q` of the user that an index can serve, except those that
+    /// Returns the condition for ledger rows `q` of the user that an index can serve, except rows that
     /// [`indexed`](Self::indexed) finds.
     pub(in crate::store) fn of_user(self, parameters: &mut SqlParameters) -> String {
         let user = parameters.add(self.0);
         format!(" AND q.user_id = {user} AND q.target IS DISTINCT FROM {user}")
     }
 
-    /// Returns the condition for ledger rows `q` without an address, except those that [`of_user`](Self::of_user) finds.
+    /// Returns the condition for ledger rows `q` without an address, except rows that [`of_user`](Self::of_user) finds.
     /// Both databases have an index for it.
     pub(in crate::store) fn unexpanded(self, parameters: &mut SqlParameters) -> String {
         format!(" AND q.target IS NULL AND q.user_id IS DISTINCT FROM {}", parameters.add(self.0))

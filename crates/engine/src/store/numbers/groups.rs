@@ -16,22 +16,22 @@ pub const CODES_LISTED: usize = 20;
 /// The label of deleted providers.
 pub const DELETED: &str = "deleted";
 
-/// What KPIs are grouped by.
+/// The property by which KPIs are grouped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum KpiGrouping {
-    /// The source site.
+    /// Group by the source site.
     Site,
-    /// The channel.
+    /// Group by the channel.
     Channel,
-    /// The provider whose lane the delivery is in.
+    /// Group by the provider whose lane the delivery is in.
     Provider,
-    /// The event type of the notification.
+    /// Group by the event type of the notification.
     EventType,
-    /// The class of the last error, with its codes.
+    /// Group by the class of the last error, with its codes.
     Error,
-    /// The tenant.
+    /// Group by the tenant.
     Tenant,
 }
 
@@ -39,30 +39,30 @@ pub enum KpiGrouping {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct KpiGroup {
-    /// The site, channel, provider, event type, class of error or tenant. Empty for deliveries without one: no site was
-    /// given, not expanded or routed yet, no error.
+    /// The site, channel, provider, event type, class of error or tenant of the group. Empty for deliveries without
+    /// one: no site was given, not expanded or routed yet, no error.
     pub label: String,
-    /// By provider and over all tenants: the tenant of the provider, because two tenants may use the same name. Absent
-    /// for deliveries without a provider, for deleted providers and for `other`.
+    /// The tenant of the provider, if the groups are providers of all tenants, because two tenants may use the same
+    /// name. Absent for deliveries without a provider, for deleted providers and for `other`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
-    /// KPIs.
+    /// The KPIs of the group.
     #[serde(flatten)]
     pub kpi: Kpi,
-    /// By error: the codes of the class, the most frequent first. At most 20 and `other`.
+    /// The codes of the error class, if the groups are error classes, the most frequent first. At most 20 and `other`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub codes: Vec<CodeCount>,
 }
 
-/// How many deliveries have this code of their last error.
+/// The number of deliveries with this code of their last error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct CodeCount {
-    /// The code.
+    /// The error code.
     pub code: String,
-    /// Live deliveries.
+    /// The number of live deliveries.
     pub queue: i64,
-    /// Parked deliveries.
+    /// The number of parked deliveries.
     pub parked: i64,
 }
 
@@ -142,11 +142,11 @@ fn number_of_tenant(alias: &str) -> String {
     format!("CAST({alias}.tenant AS TEXT)")
 }
 
-/// What tells one group from the others.
+/// The identity of a group.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::store) struct GroupName {
     pub label: String,
-    /// The tenant, where the same label in two tenants stands for two things.
+    /// The tenant, if the same label in two tenants means two different things.
     pub tenant: Option<String>,
 }
 

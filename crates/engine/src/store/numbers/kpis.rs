@@ -1,4 +1,4 @@
-//! KPIs: the present state of the queue, and the outcomes of the last interval. They are computed from the queue, the
+//! KPIs: the current state of the queue, and the outcomes of the last interval. They are computed from the queue, the
 //! index of parked rows and the roll-ups, and never from the whole history.
 
 use std::collections::BTreeMap;
@@ -17,13 +17,13 @@ use crate::store::{ClosedCount, Store};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct KpiSettings {
-    /// How many seconds after it was first due a delivery counts as stuck: 1 to 2,592,000. Default 600.
+    /// The number of seconds after its first due time when a delivery counts as stuck: 1 to 2,592,000. Default 600.
     pub stuck_after_s: u64,
-    /// Over how many seconds delivered and failed are counted: 60 to 172,800. Default 3,600.
+    /// The number of seconds over which delivered and failed are counted: 60 to 172,800. Default 3,600.
     pub interval_s: u64,
-    /// For how many hours roll-ups by minute are kept: 48 to 744. Default 48.
+    /// The number of hours for which roll-ups by minute are kept: 48 to 744. Default 48.
     pub minutes_kept_h: u64,
-    /// For how many days roll-ups by hour are kept: 7 to 3,660. Default 400.
+    /// The number of days for which roll-ups by hour are kept: 7 to 3,660. Default 400.
     pub hours_kept_d: u64,
 }
 
@@ -76,72 +76,73 @@ impl KpiSettings {
 pub struct Kpis {
     /// When the KPIs were read, by the database's clock.
     pub at: Timestamp,
-    /// Over how many seconds delivered and failed were counted.
+    /// The number of seconds over which delivered and failed were counted.
     pub interval_s: u64,
-    /// How many seconds after it was first due a delivery counts as stuck.
+    /// The number of seconds after its first due time when a delivery counts as stuck.
     pub stuck_after_s: u64,
-    /// All groups together.
+    /// The KPIs of all groups together.
     pub total: Kpi,
-    /// Lanes and hosts that are paused or held: their deliveries are not sent.
+    /// Lanes and hosts that are paused or held. Their deliveries are not sent.
     pub shut: ClosedCount,
-    /// What the groups stand for, if it was asked for.
+    /// The property by which the KPIs are grouped, if the request asked for groups.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub by: Option<KpiGrouping>,
-    /// The groups, the busiest first; empty unless asked for. At most 1,000 and `other`.
+    /// The groups, the busiest first. Empty unless the request asked for groups. At most 1,000 and `other`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<KpiGroup>,
 }
 
-/// KPIs.
+/// The KPIs of one group or of all groups.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Kpi {
-    /// Live deliveries by state.
+    /// The numbers of live deliveries, by state.
     pub queue: Depth,
-    /// Deliveries that are pending or retrying and were first due longer ago than the threshold. Retries do not make a
-    /// delivery younger; an operator's retry of a parked one begins anew.
+    /// Deliveries that are pending or retrying and were first due longer ago than the threshold. The age of a delivery
+    /// counts from its first due time, also after retries. An operator's retry of a parked delivery resets the age.
     pub stuck: i64,
-    /// Parked deliveries, by reason.
+    /// The numbers of parked deliveries, by reason.
     pub parked: Parked,
-    /// Sent or delivered in the interval.
+    /// Deliveries that were sent or delivered in the interval.
     pub delivered: i64,
-    /// Recorded in the interval by a driver for development, and not sent. They do not count as delivered.
+    /// Deliveries that a driver for development recorded in the interval instead of sending them. They do not count as
+    /// delivered.
     pub captured: i64,
-    /// Parked in the interval.
+    /// Deliveries that were parked in the interval.
     pub failed: i64,
-    /// How many seconds ago the oldest delivery that is not finished was first due; 0 if none is due.
+    /// How many seconds ago the oldest unfinished delivery was first due. 0 if none is due.
     pub oldest_pending_s: i64,
 }
 
-/// Live deliveries by state.
+/// The numbers of live deliveries, by state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Depth {
-    /// The total.
+    /// The number of all live deliveries.
     pub total: i64,
-    /// Due and not tried yet. Includes deliveries that wait for a held or paused host.
+    /// Deliveries that are due and not tried yet. Includes deliveries that wait for a held or paused host.
     pub pending: i64,
-    /// Being sent.
+    /// Deliveries that are being sent.
     pub sending: i64,
-    /// Tried and to be tried again.
+    /// Deliveries that were tried and will be tried again.
     pub retrying: i64,
-    /// Scheduled for later.
+    /// Deliveries that are scheduled for later.
     pub scheduled: i64,
 }
 
-/// Parked deliveries by reason.
+/// The numbers of parked deliveries, by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Parked {
-    /// The total.
+    /// The number of all parked deliveries.
     pub total: i64,
-    /// The provider rejected it.
+    /// Deliveries that are parked because the provider rejected them.
     pub rejected: i64,
-    /// All attempts of the policy are used up.
+    /// Deliveries that are parked because all attempts of the policy are used up.
     pub exhausted: i64,
-    /// It may have arrived; the outcome is unknown.
+    /// Deliveries that are parked because they may have arrived and the outcome is unknown.
     pub outcome_unknown: i64,
-    /// The account, settings or data are wrong.
+    /// Deliveries that are parked because the account, settings or data are wrong.
     pub config: i64,
 }
 
@@ -209,7 +210,7 @@ impl Store {
         Ok(())
     }
 
-    /// Adds the counts of slots that began after `since`, including the current slot.
+    /// Adds the counts of time slots that began after `since`, including the current slot.
     async fn read_rollups(&self, groups: &mut Groups, of: KpiScope, since: Timestamp) -> Result<(), DbError> {
         for row in self.db.query(&ended(of), of.with([since.into()])).await? {
             let more = Kpi { delivered: row.get(1)?, failed: row.get(2)?, captured: row.get(3)?, ..Kpi::default() };

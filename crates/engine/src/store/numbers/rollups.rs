@@ -11,7 +11,7 @@ use crate::store::Store;
 use crate::store::numbers::groups::KpiGrouping;
 use crate::store::numbers::kpis::KpiSettings;
 
-/// How many sites of a tenant are counted separately. The first ones to appear are. All others count as [`OTHER`].
+/// How many sites of a tenant are counted separately: the first ones to appear. All other sites count as [`OTHER`].
 pub const SITES: i64 = 1000;
 /// How many channels of a tenant are counted separately.
 pub const CHANNELS: i64 = 100;
@@ -72,14 +72,14 @@ const ADD_GROUPS: &str = "INSERT INTO postcommit.rollup_group AS r (tenant, slot
     ORDER BY 1, 2, 3, 4, 5
     ON CONFLICT (tenant, slot, kind, state, label) DO UPDATE SET count = r.count + excluded.count";
 
-/// The length of a slot.
+/// The length of a time slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum SlotLength {
-    /// A minute.
+    /// One slot is a minute.
     Minute,
-    /// An hour.
+    /// One slot is an hour.
     Hour,
 }
 
@@ -117,7 +117,7 @@ impl SlotLength {
     }
 }
 
-/// What the lines of a series stand for.
+/// The property by which the lines of a series are grouped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -176,13 +176,13 @@ impl TimeRange {
     }
 }
 
-/// How many deliveries entered a state, by slot. A slot without any is 0.
+/// The number of deliveries that entered a state, by slot. A slot without deliveries has the count 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct KpiSeries {
     /// The length of a slot.
     pub per: SlotLength,
-    /// What the lines stand for.
+    /// The property by which the lines are grouped.
     pub by: GroupBy,
     /// The starts of the slots.
     pub slots: Vec<Timestamp>,
@@ -196,7 +196,7 @@ pub struct KpiSeries {
 pub struct SeriesLine {
     /// The state, channel or site. Empty for deliveries without one.
     pub label: String,
-    /// One count per slot.
+    /// The counts, one per slot.
     pub counts: Vec<i64>,
 }
 

@@ -14,7 +14,7 @@ use crate::store::unreadable::{Reader, legible};
 /// The maximum length of a key's name in characters. The minimum is 1.
 pub const KEY_NAME_CHARS: usize = 255;
 
-/// Why a key was not created or not accepted.
+/// The reason why a key was not created or not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// A field of the draft is invalid.
@@ -81,27 +81,27 @@ pub struct Key {
     /// The number of the tenant.
     #[serde(skip)]
     pub tenant: i32,
-    /// The tenant that owns it.
+    /// The name of the tenant that owns the key.
     #[serde(rename = "tenant")]
     pub tenant_name: String,
     /// Whether the tenant is suspended.
     #[serde(skip)]
     pub suspended: bool,
-    /// The purpose.
+    /// The purpose of the key.
     pub name: String,
-    /// The scopes.
+    /// The scopes of the key.
     #[serde(serialize_with = "names")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
     pub scopes: Scopes,
-    /// When it was created.
+    /// When the key was created.
     pub created_at: Timestamp,
-    /// Who created it.
+    /// The actor that created the key.
     pub created_by: String,
-    /// When it expires. `null` is never.
+    /// When the key expires. `null` means never.
     pub expires_at: Option<Timestamp>,
-    /// When it was last used, to the minute.
+    /// When the key was last used, to the minute.
     pub last_used_at: Option<Timestamp>,
-    /// When it was revoked.
+    /// When the key was revoked.
     pub revoked_at: Option<Timestamp>,
 }
 

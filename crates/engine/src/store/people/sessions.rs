@@ -108,10 +108,10 @@ impl Store {
     /// Begins a session for a person. The caller has authenticated the person by other means.
     pub async fn create_session(&self, login: &Login, lasts: Duration) -> Result<NewSession, DbError> {
         let begun = self.begin_session(None, login, lasts).await?;
-        begun.ok_or_else(|| DbError::Unreadable("the row of a new session was not written".into()))
+        begun.ok_or_else(|| DbError::Unreadable("the row of a new session was not written; report it as a bug".into()))
     }
 
-    /// Begins a session. With `only_if`, it does so only if that statement changes a row.
+    /// Begins a session. With `only_if`, the session begins only if that statement changes a row.
     async fn begin_session(
         &self,
         only_if: Option<Statement>,
@@ -179,7 +179,7 @@ impl Store {
         self.change(sql, vec![session.login.tenant.into(), token.hash().into()], entry).await
     }
 
-    /// Deletes expired sessions and links, and returns how many.
+    /// Deletes expired sessions and links. Returns the number of deleted rows.
     pub async fn purge_sessions_once(&self) -> Result<u64, DbError> {
         let purges = [
             "DELETE FROM postcommit.session WHERE expires_at <= {now}",

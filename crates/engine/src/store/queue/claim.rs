@@ -1,4 +1,4 @@
-//! Claims due rows under a lease, records the intent to send, and renews leases.
+//! Claims due rows under a lease, announces sends, and renews leases.
 
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
@@ -318,12 +318,14 @@ impl Store {
     /// Returns the time of the database's clock. Only this clock decides which rows are due.
     pub async fn now(&self) -> Result<Timestamp, DbError> {
         let rows = self.db.query("SELECT {now}", vec![]).await?;
-        rows.first()
-            .map_or(Err(DbError::Unreadable("the query for the current time returned no row".into())), |row| row.get(0))
+        rows.first().map_or(
+            Err(DbError::Unreadable("the query for the current time returned no row; report it as a bug".into())),
+            |row| row.get(0),
+        )
     }
 
-    /// Records the intent to send `at_most_once` deliveries, before their first byte is sent. Returns the deliveries
-    /// that may be sent. The others have lost their lease.
+    /// Announces sends of `at_most_once` deliveries, before their first byte is sent. Returns the deliveries that may
+    /// be sent. The others have lost their lease.
     pub async fn announce(&self, leases: &[Lease]) -> Result<Vec<DeliveryKey>, DbError> {
         crash_point!("intent.before");
         let announced = match &self.db {
@@ -349,7 +351,7 @@ impl Store {
         announced
     }
 
-    /// Renews leases that are still held, and returns the keys of the renewed ones.
+    /// Renews leases that are still held. Returns the keys of the renewed leases.
     pub async fn renew(&self, leases: &[Lease], lease: Duration) -> Result<Vec<DeliveryKey>, DbError> {
         match &self.db {
             Db::Postgres(db) => {
@@ -378,8 +380,8 @@ impl Store {
     }
 }
 
-/// Records the intent only while the token matches and the lease has not expired. Otherwise a sender that was suspended
-/// for a while could record an intent for a delivery that another worker has begun.
+/// Writes the announcement only while the token matches and the lease has not expired. Otherwise a sender that was
+/// suspended for a while could announce a delivery that another worker has begun.
 pub(in crate::store) const INTENT_POSTGRES: &str = "UPDATE postcommit.delivery_queue q SET intent = g.token
     FROM unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[]) AS g (tenant, notification_id, n, token)
     WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token AND q.lease_until > clock_timestamp()
@@ -420,7 +422,7 @@ pub(in crate::store) fn is_due(
     Ok(false)
 }
 
-/// Returns the present time, and the latest due time that this pass may claim.
+/// Returns the current time, and the latest due time that this pass may claim.
 fn times(connection: &Connection, due_before: Option<Timestamp>) -> Result<(Timestamp, Timestamp), DbError> {
     let now = sqlite::now(connection)?;
     Ok((now, due_before.map_or(now, |before| before.min(now))))

@@ -17,7 +17,7 @@ use crate::store::queue::claim::{IS_DUE, IS_DUE_SQLITE, PICK, Term, claim_lane_s
 use crate::store::queue::closed::{closed_postgres, closed_sqlite};
 use crate::store::queue::row::{Leased, width};
 
-/// Where a claim searches for lanes with due rows, besides the lanes it claims from.
+/// The ranges in which a claim searches for lanes with due rows, in addition to the lanes that it claims from.
 #[derive(Debug, Clone, Default)]
 pub struct Search {
     /// The ranges of lanes to search, both ends excluded. If empty, there is no search. Lanes below 0 hold

@@ -30,7 +30,7 @@ pub struct Expanded {
 }
 
 impl Expanded {
-    /// All targets of a notification.
+    /// Creates the expansion with all targets of a notification.
     pub fn new(lease: Lease, targets: Vec<Target>) -> Self {
         Self { lease, targets, first: 1 }
     }
@@ -52,7 +52,7 @@ arrays! {
     }
 }
 arrays! {
-    /// The send key and the earliest time of a target, only where a target of the batch has one of them.
+    /// The send key and the earliest send time of a target. Passed only if a target of the batch has one of them.
     struct Once, OnceArrays {
         key_hash: Option<Uuid>,
         not_before: postgres::Time,
@@ -65,19 +65,22 @@ const OF_NOTIFICATION: &str = "tenant, notification_id, token";
 /// that the oldest is sent first in every lane. The targets of a notification are passed as arrays next to its row,
 /// because a later join would compare every target with every notification.
 pub(in crate::store) static EXPAND_POSTGRES: LazyLock<String> = LazyLock::new(|| expand_postgres(LEAVE, false, false));
-/// The same for a batch with send keys or earliest times. A target is queued only if this statement entered its key. Concurrent expansions
-/// wait for each other at the key, and only one of them enters it.
+/// Expands like [`EXPAND_POSTGRES`], for a batch with send keys or earliest send times. A target is queued only if this
+/// statement wrote its send key. Concurrent expansions wait for each other at the key, and only one of them writes it.
 pub(in crate::store) static EXPAND_ONCE_POSTGRES: LazyLock<String> =
     LazyLock::new(|| expand_postgres(LEAVE, true, false));
-/// The same for targets that are sent immediately: their rows take the lease of the notification's row over.
+/// Expands like [`EXPAND_ONCE_POSTGRES`], for targets that are sent immediately. Their rows take over the lease of the
+/// notification's row.
 pub(in crate::store) static EXPAND_HELD_POSTGRES: LazyLock<String> =
     LazyLock::new(|| expand_postgres(LEAVE, true, true));
-/// The same for a part of a large expansion. The notification's row stays for the next part.
+/// Expands like [`EXPAND_ONCE_POSTGRES`], for a part of a large expansion. The notification's row stays for the next
+/// part.
 pub(in crate::store) static EXPAND_PART_POSTGRES: LazyLock<String> =
     LazyLock::new(|| expand_postgres(STAY, true, false));
 
 const LEAVE: &str = "DELETE FROM postcommit.delivery_queue q USING given g";
-/// Progress resets the count of lost leases: a large expansion may lose several workers on its way.
+/// Keeps the notification's row for the next part. Each part resets the count of lost leases, because a large expansion
+/// may lose several workers.
 const STAY: &str = "UPDATE postcommit.delivery_queue q
             SET lease_token = NULL, lease_until = NULL, lost_since = NULL, losses = 0
             FROM given g";
@@ -95,7 +98,7 @@ fn expand_postgres(leave: &str, once: bool, held: bool) -> String {
     let (gathered, passed_on) =
         (each(|name| format!("array_agg(g.{name}) AS all_{name}")), each(|name| format!("g.all_{name}")));
     let (apart, named) = (each(|name| format!("all_{name}")), each(str::to_owned));
-    // The keys are entered in their order, so that two batches cannot deadlock.
+    // The send keys are written in order, so that two batches cannot deadlock.
     let (target, judged) = match once {
         false => ("target", String::new()),
         true => (
@@ -161,7 +164,7 @@ pub const DUPLICATE: &str = "duplicate";
 pub(in crate::store) const SENT_ALREADY: &str =
     "the template is sent once per entity, and another delivery holds the send key";
 
-/// What an expansion has written.
+/// The result of an expansion.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Written {
     /// How many notifications were replaced by their targets.
@@ -173,7 +176,7 @@ pub struct Written {
 }
 
 impl Written {
-    /// Adds what the throttles and digests of the same transaction have decided.
+    /// Adds the decisions of the throttles and digests in the same transaction.
     pub(in crate::store) fn with(mut self, paced: Self) -> Self {
         self.duplicates.extend(paced.duplicates);
         self.ended.extend(paced.ended);
@@ -206,7 +209,7 @@ impl Store {
             Db::Sqlite(db) => {
                 db.write(move |connection| {
                     let (mut written, now) = (Written::default(), sqlite::now(connection)?.as_micros());
-                    // Another writer's failure may make this run once more, so the batch itself stays as it is.
+                    // If another writer fails, this closure runs once more, so it must not change the batch itself.
                     let paced = pacing.as_ref().map(|sql| pace_sqlite(connection, sql, &batch)).transpose()?;
                     if let Some((_, paced)) = &paced {
                         written = paced.clone();
@@ -224,9 +227,9 @@ impl Store {
         Ok(written)
     }
 
-    /// Replaces each notification's own row with the row of its only target. The new row takes the lease over, so that
-    /// its send may begin without a claim. Returns also the notifications whose targets wait for their sends; the
-    /// others were duplicates, or their leases are lost. On an error nothing was written.
+    /// Replaces each notification's own row with the row of its only target. The new row takes over the lease, so that
+    /// its send may begin without a claim. Also returns the notifications whose targets can be sent now. The other
+    /// notifications were duplicates, or their leases are lost. On an error nothing was written.
     pub async fn expand_held(&self, mut batch: Vec<Expanded>) -> Result<(Written, HashSet<Uuid>), DbError> {
         crash_point!("expand.before");
         batch.sort_by_key(|e| e.lease.key);
@@ -270,7 +273,7 @@ impl Store {
     }
 }
 
-/// Writes a batch in which something is throttled or collected, in one transaction.
+/// Writes a batch that has throttled or collected targets, in one transaction.
 async fn expand_paced(client: &mut Client, sql: &PacingSql, mut batch: Vec<Expanded>) -> Result<Written, DbError> {
     let statement = client.prepare_cached(&EXPAND_ONCE_POSTGRES).await.map_err(postgres::refused)?;
     let transaction = client.transaction().await.map_err(postgres::refused)?;
@@ -339,14 +342,14 @@ fn given(lease: Lease, n: i32, target: &Target) -> Given<'_> {
     }
 }
 
-/// What an expansion does with the notification's own row.
+/// The treatment of the notification's own row by an expansion.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::store) enum OwnRow {
-    /// It is removed.
+    /// The row is removed.
     Leaves,
-    /// It is removed, and its only target takes the lease over.
+    /// The row is removed, and the row of its only target takes over the lease.
     PassesLeaseOn,
-    /// It stays for the next part of a large expansion.
+    /// The row stays for the next part of a large expansion.
     Stays,
 }
 
@@ -416,7 +419,7 @@ pub(in crate::store) fn expand_sqlite(
             written.duplicates.push(DeliveryKey { n, ..key });
         }
         let own = params![given.tenant, id, n, given.lane];
-        // A delivery that waits for the end of quiet hours is first due then.
+        // A delivery that waits for the end of quiet hours is first due at that end.
         let later = target.not_before.map(Timestamp::as_micros).filter(|later| *later > due_at);
         let (due_at, first_due_at) = later.map_or((due_at, first_due_at), |later| (later, None));
         let (sql, rest) = match given.state {

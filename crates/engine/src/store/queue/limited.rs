@@ -55,7 +55,7 @@ impl LimitedClaim {
 }
 
 /// Locks the buckets of the lanes with due rows and computes the permits of each, like [`Rate::refill`] and
-/// [`Rate::permits`]. It skips a lane that another claim has locked, because waiting for it would delay the other
+/// [`Rate::permits`]. A lane that another claim has locked is skipped, because waiting for it would delay the other
 /// lanes.
 const METER: &str = "locked AS MATERIALIZED (
       SELECT want.lane, want.quota, want.place, of_lane.rate_per_s AS per_s, of_lane.burst,

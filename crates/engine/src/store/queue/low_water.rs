@@ -20,8 +20,8 @@ const LOOK: Duration = Duration::from_secs(2);
 /// [`LONGEST`] is the upper limit of this interval.
 const COST: u32 = 100;
 const LONGEST: Duration = Duration::from_secs(30);
-/// A full scan that took longer than this has probably read entries of deleted rows. Then marks are used even for lanes
-/// whose last claim found fewer rows than its quota.
+/// A full scan that took longer than this has probably read entries of deleted rows. After such a scan, marks are used
+/// even for lanes whose last claim found fewer rows than its quota.
 const SLOW: Duration = Duration::from_millis(50);
 /// The largest number of entries in each of the two maps.
 const LANES: usize = 10_000;
@@ -45,8 +45,8 @@ struct FullLook {
 struct Mark {
     /// The earliest due time in the last batch.
     from: Timestamp,
-    /// Whether the quota ended the batch, so that more rows are probably due. Then the next claim begins at `from`
-    /// again.
+    /// Whether the batch stopped because it was full, so more rows are probably due. If true, the next claim starts at
+    /// `from` again.
     more: bool,
 }
 
@@ -126,7 +126,7 @@ fn batches(found: &[Delivery]) -> BTreeMap<(i32, i16), Batch> {
         batch.so_far += 1;
     }
     let mut before = (0, 0);
-    // Each lane from its highest priority down.
+    // Each lane is handled from its highest priority down.
     for ((lane, _), batch) in batches.iter_mut().rev() {
         batch.so_far += if before.0 == *lane { before.1 } else { 0 };
         before = (*lane, batch.so_far);

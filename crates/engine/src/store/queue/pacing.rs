@@ -1,12 +1,12 @@
-//! Throttles and digests. Both are counted and filled in the transaction that writes the targets, under the leases of
-//! their notifications, so that a repeated expansion counts once and an event is in one digest or in none.
+//! Throttles and digests. Both are updated in the transaction that writes the targets, under the leases of their
+//! notifications, so that a repeated expansion counts once and an event is in one digest or in none.
 //!
-//! A digest is a notification of its own, and it is open while its own row (n = 0) is in the queue. Whatever takes that row
-//! away, an expansion, an expiry or an operator, closes it, and the next event opens another. So there is no state that could
-//! disagree with the queue (docs/decisions/0034).
+//! A digest is a notification of its own, and it is open while its own row (n = 0) is in the queue. An expansion, an
+//! expiry or an operator that removes this row closes the digest, and the next event opens a new one. So there is no
+//! state that could disagree with the queue (docs/decisions/0034).
 //!
-//! Locks are taken in one order: the notifications' own rows, throttles, digests, the digests' own rows, send keys. The
-//! digests' own rows are not waited for.
+//! Locks are taken in one order: the notifications' own rows, throttles, digests, the digests' own rows, send keys. A
+//! locked row of a digest is skipped without waiting.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ use crate::store::{NotificationRequest, Store};
 
 /// A transaction of either database.
 trait Session {
-    /// Runs a statement in the form that both databases share.
+    /// Runs a statement that is written once for both databases. `rows` is its only parameter, a JSON array.
     async fn query(&self, sql: &str, rows: Vec<Json>) -> Result<Vec<Row>, DbError>;
     /// Enqueues a notification.
     async fn enqueue(&self, request: &NotificationRequest) -> Result<Uuid, DbError>;
@@ -53,12 +53,12 @@ impl Session for &Connection {
     }
 }
 
-/// Whether a target is counted or collected when it is written.
+/// Returns whether the batch has a target that a throttle counts or a digest collects.
 pub(in crate::store) fn is_paced(batch: &[Expanded]) -> bool {
     batch.iter().flat_map(|one| &one.targets).any(|target| target.pacing.is_some())
 }
 
-/// Counts and collects on PostgreSQL. Notifications whose lease is lost are removed from the batch.
+/// Applies throttles and digests on PostgreSQL. Notifications whose lease is lost are removed from the batch.
 pub(in crate::store) async fn pace_postgres(
     transaction: &Transaction<'_>,
     sql: &PacingSql,
@@ -67,20 +67,24 @@ pub(in crate::store) async fn pace_postgres(
     pace(transaction, sql, batch).await
 }
 
-/// Counts and collects on SQLite. Returns the batch without the notifications whose lease is lost.
+/// Applies throttles and digests on SQLite. Returns the batch without the notifications whose lease is lost.
 pub(in crate::store) fn pace_sqlite(
     connection: &Connection,
     sql: &PacingSql,
     batch: &[Expanded],
 ) -> Result<(Vec<Expanded>, Written), DbError> {
     let mut batch = batch.to_vec();
-    // Nothing in it waits, because SQLite's calls do not.
+    // The future is ready on its first poll, because SQLite calls block.
     let paced = pace(&connection, sql, &mut batch).now_or_never();
-    let waited = || Err(DbError::Unreadable("a transaction on SQLite has waited".into()));
+    let waited = || {
+        Err(DbError::Unreadable(
+            "internal error: a SQLite transaction did not finish in one poll; report it as a bug".into(),
+        ))
+    };
     Ok((batch, paced.unwrap_or_else(waited)?))
 }
 
-/// The statements. Their one parameter is a JSON array of rows.
+/// The statements for throttles and digests. The only parameter of each is a JSON array of rows.
 pub(in crate::store) struct PacingSql {
     leased: String,
     begin_periods: String,
@@ -112,12 +116,12 @@ impl Dialect<'_> {
         self.0.db.kind() == "postgres"
     }
 
-    /// The given rows: a tenant, and these columns.
+    /// Returns the SQL for the given rows, which have a tenant and these columns.
     fn given(&self, columns: &[Column]) -> String {
         self.0.rows_given(1, &[&[("tenant", "int")], columns].concat())
     }
 
-    /// On PostgreSQL, the lock on the rows of a table. SQLite has one writer.
+    /// Returns the SQL that locks the rows of a table. Empty on SQLite, which has one writer.
     fn lock(&self, table: &str, how: &str) -> String {
         if self.is_postgres() { format!(" FOR UPDATE OF {table}{how}") } else { String::new() }
     }
@@ -125,7 +129,7 @@ impl Dialect<'_> {
     /// The condition that a row belongs to the given tenant.
     fn tenant(&self, table: &str) -> String {
         match self.is_postgres() {
-            // By an array, so that the planner keeps to the primary key (tests/it/planner.rs).
+            // The tenant is compared with an array, so that the planner uses the primary key (tests/it/planner.rs).
             true => format!("{table}.tenant = ANY (ARRAY[g.tenant])"),
             false => format!("{table}.tenant = g.tenant"),
         }
@@ -140,7 +144,7 @@ impl Dialect<'_> {
         format!("{} AND q.notification_id = g.notification_id AND q.n = 0", self.tenant("q"))
     }
 
-    /// Reads rows by their hashes, in one order, and locks them.
+    /// Returns the SQL that reads rows by their hashes, in a fixed order, and locks them.
     fn read(&self, table: &str, alias: &str, columns: &str) -> String {
         let (given, by_hash, lock) = (self.given(&[HASH]), self.by_hash(alias), self.lock(alias, ""));
         format!(
@@ -171,7 +175,7 @@ impl Store {
                 "INSERT INTO postcommit.throttle (tenant, key_hash, until, sent)
                  SELECT g.tenant, g.key_hash, {}, 0 FROM {} WHERE 1 = 1 ORDER BY g.tenant, g.key_hash
                  ON CONFLICT DO NOTHING",
-                // Long ago, so that the first message begins a period.
+                // The period ended in 1970, so that the first message begins a new period.
                 self.time_given("0"),
                 own.given(&[HASH])
             ),
@@ -228,10 +232,11 @@ impl Store {
     }
 }
 
-/// Notes on a digest's own row by which template it is rendered, as `acts/resend.rs` does for a copy.
+/// Writes the template of a digest on the digest's own row, in the same columns as `acts/resend.rs` for a copy.
 const PIN: &str = "channel = g.channel, template = g.template, template_version = g.version, language = g.language";
 
-/// Decides about every paced target of a batch, and writes what follows except the targets themselves.
+/// Decides about every target of a batch that has a throttle or digest. Writes the results, except the targets
+/// themselves.
 async fn pace<S: Session>(session: &S, sql: &PacingSql, batch: &mut Vec<Expanded>) -> Result<Written, DbError> {
     let Some(now) = keep_leased(session, sql, batch).await? else { return Ok(Written::default()) };
     let mut pacer = Pacer { session, sql, now, ..Pacer::begin(session, sql, batch).await? };
@@ -249,7 +254,7 @@ async fn pace<S: Session>(session: &S, sql: &PacingSql, batch: &mut Vec<Expanded
     pacer.finish().await
 }
 
-/// Whether a target is counted or collected, and does not end for another reason.
+/// Returns whether a throttle or digest applies to the target and the target has not ended for another reason.
 fn is_live(target: &Target) -> bool {
     target.pacing.is_some() && target.fate.ended().is_none()
 }
@@ -278,13 +283,13 @@ async fn keep_leased<S: Session>(
     rows.first().map(|row| row.get(2)).transpose()
 }
 
-/// What one transaction counts and collects.
+/// The throttles and digests of one transaction, and their changes.
 struct Pacer<'a, S> {
     session: &'a S,
     sql: &'a PacingSql,
     now: Timestamp,
     periods: BTreeMap<Hash, Period>,
-    /// Digests by their keys. `None` if the newest one is closed.
+    /// The newest digest of each key. `None` if it is closed.
     digests: BTreeMap<Hash, Option<OpenDigest>>,
     items: Vec<Json>,
     released: Vec<Json>,
@@ -313,7 +318,7 @@ impl<'a, S: Session> Pacer<'a, S> {
         })
     }
 
-    /// Enters the send keys of paced targets. Returns the targets whose key another delivery holds.
+    /// Writes the send keys of targets with a throttle or digest. Returns the targets whose key another delivery holds.
     async fn hold_keys(&self, batch: &[Expanded]) -> Result<BTreeSet<DeliveryKey>, DbError> {
         let mut asked: BTreeMap<DeliveryKey, Json> = BTreeMap::new();
         for (key, target, _) in live(batch) {
@@ -332,9 +337,9 @@ impl<'a, S: Session> Pacer<'a, S> {
         Ok(asked.into_keys().collect())
     }
 
-    /// Decides about one target.
+    /// Decides whether one target is sent, skipped or collected.
     async fn judge(&mut self, key: DeliveryKey, target: &mut Target, is_duplicate: bool) -> Result<(), DbError> {
-        // Its send key is entered already, or held by another delivery.
+        // The send key was written before this step, or another delivery has it.
         let once = target.once.take();
         let Some(pacing) = target.pacing.take() else { return Ok(()) };
         if is_duplicate {
@@ -346,7 +351,7 @@ impl<'a, S: Session> Pacer<'a, S> {
         match (pacing.decide(period, self.now), &pacing.digest) {
             (Pace::Collect, Some(digesting)) => {
                 let digest = self.collect(key, target, digesting).await?;
-                target.fate = skipped(DIGESTED, format!("it is an item of the digest {digest}"));
+                target.fate = skipped(DIGESTED, format!("the event is an item of the digest {digest}"));
                 self.written.ended.push((key, DIGESTED));
             }
             (Pace::Skip, _) => {
@@ -355,7 +360,7 @@ impl<'a, S: Session> Pacer<'a, S> {
                 });
                 target.fate = skipped(THROTTLED, detail.unwrap_or_default());
                 self.written.ended.push((key, THROTTLED));
-                // What is not sent holds no key.
+                // A throttled target is not sent, so its send key is released.
                 self.released.extend(once.map(|hash| json!({"tenant": key.tenant, "key_hash": hash})));
             }
             _ => {}
@@ -370,7 +375,7 @@ impl<'a, S: Session> Pacer<'a, S> {
         let mut digest = match open {
             Some(open) => open,
             None => {
-                // A digest without room for this event waits no longer.
+                // A digest without space for this event is sent without further waiting.
                 let former = self.digests.get(&place).copied().flatten();
                 self.full.extend(former.map(|former| json!({"tenant": key.tenant, "notification_id": former.id})));
                 OpenDigest { id: self.open(key, target, digesting).await?, items: 0, bytes: 0 }
@@ -386,8 +391,8 @@ impl<'a, S: Session> Pacer<'a, S> {
         Ok(digest.id)
     }
 
-    /// Opens a digest: enqueues its notification, due at the end of the window, and notes by which template it is
-    /// rendered.
+    /// Opens a digest: enqueues its notification, due at the end of the window, and writes the template with which it
+    /// is rendered.
     async fn open(&self, key: DeliveryKey, target: &Target, digesting: &Digesting) -> Result<Uuid, DbError> {
         let facts = &target.facts;
         let said = json!({
@@ -431,7 +436,7 @@ impl<'a, S: Session> Pacer<'a, S> {
     }
 }
 
-/// Locks and reads the periods of throttles. One that is not there begins now.
+/// Locks and reads the periods of throttles. A missing period begins now.
 async fn periods<S: Session>(
     session: &S,
     sql: &PacingSql,

@@ -1,9 +1,10 @@
 //! Large expansions, in parts. The members of the lists are copied when the expansion begins, so that later changes of
-//! the lists do not count. Each part is a transaction: it writes its targets, removes its members from the copy, and
-//! gives the notification's row back. A worker that is lost between two parts loses nothing.
+//! the lists have no effect. Each part is a transaction: it writes its targets, removes its members from the copy, and
+//! releases the notification's row. A worker that is lost between two parts loses nothing.
 //!
-//! How far the expansion is follows from the rows themselves: the next target has the number after the highest one, and
-//! the next members are the first of the copy. So it also goes on after the notification was parked and retried.
+//! The progress of the expansion follows from the rows themselves: the next target has the number after the highest
+//! one, and the next members are the first of the copy. So the expansion also continues after the notification was
+//! parked and retried.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
@@ -25,14 +26,14 @@ use crate::store::queue::pacing::{is_paced, pace_postgres, pace_sqlite};
 use crate::store::unreadable::legible;
 use crate::store::{Lease, Store};
 
-/// What the next part of a large expansion begins with.
+/// The start of the next part of a large expansion.
 #[derive(Debug, Clone)]
 pub struct NextPart {
-    /// The number of its first target.
+    /// The number of the part's first target.
     pub first: i32,
     /// The next members of the copy.
     pub members: Vec<ListMember>,
-    /// The position of the last of them.
+    /// The position of the last of these members.
     pub until: i32,
     /// Whether the copy has no further members.
     pub is_last: bool,
@@ -42,9 +43,9 @@ pub struct NextPart {
 #[derive(Debug, Clone)]
 pub struct Part {
     pub expanded: Expanded,
-    /// The position of the last member that it expands.
+    /// The position of the last member that the part expands.
     pub until: i32,
-    /// Whether the notification's row is not needed any more.
+    /// Whether this is the last part, so that the notification's row is removed.
     pub is_last: bool,
 }
 
@@ -120,7 +121,7 @@ fn member_of(cursor: &mut Cursor<'_>) -> Result<Option<(String, String, String)>
 }
 
 impl Store {
-    /// Returns which of these notifications are being expanded in parts.
+    /// Returns the notifications among the given ones that are being expanded in parts.
     pub async fn in_parts(&self, notifications: &[(i32, Uuid)]) -> Result<HashSet<Uuid>, DbError> {
         if notifications.is_empty() {
             return Ok(HashSet::new());
@@ -140,8 +141,8 @@ impl Store {
         rows.iter().map(|row| row.get(0)).collect()
     }
 
-    /// Begins a large expansion: copies the recipients and the members of the lists, and gives the row back. Returns
-    /// false if the lease is lost.
+    /// Begins a large expansion: copies the recipients and the members of the lists, and releases the notification's
+    /// row. Returns false if the lease is lost.
     pub async fn begin_parts(&self, lease: Lease, named: &[ListMember], lists: &[String]) -> Result<bool, DbError> {
         crash_point!("expand.before");
         let (key, token) = (lease.key, lease.token);
@@ -214,8 +215,8 @@ impl Store {
         Ok(NextPart { first: highest.unwrap_or(0).max(0) + 1, members, until, is_last })
     }
 
-    /// Returns which of these addresses a notification was sent to already, by channel. They are compared like
-    /// [`comparable`] does.
+    /// Returns the addresses among the given ones that the notification already has targets for, by channel. Addresses
+    /// are compared in the form of [`comparable`].
     pub async fn addresses_of(
         &self,
         tenant: i32,
@@ -294,8 +295,8 @@ impl Store {
         Ok(done)
     }
 
-    /// Forgets the copies of large expansions that were cancelled, expired or discarded on their way. Returns how many
-    /// members were forgotten.
+    /// Deletes the copies of large expansions that were cancelled, expired or discarded before they were complete.
+    /// Returns the number of deleted members.
     pub async fn forget_parts_once(&self) -> Result<u64, DbError> {
         let sql = "DELETE FROM postcommit.expansion_member AS e
             WHERE NOT EXISTS (SELECT 1 FROM postcommit.delivery_queue q

@@ -125,7 +125,7 @@ pub(in crate::store) fn claimed_postgres() -> String {
 }
 
 /// The columns that a claim on SQLite reads of row `q`, with the values that the lease will give them. `?1` is the
-/// present time.
+/// current time.
 pub(in crate::store) fn claimed_sqlite() -> String {
     format!("{}, {}", list_sqlite::<Claimed>(), list_sqlite::<Facts>())
 }

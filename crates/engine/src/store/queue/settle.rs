@@ -21,18 +21,18 @@ use crate::store::{Lease, Store};
 pub struct Settlement {
     /// The lease under which the delivery was attempted.
     pub lease: Lease,
-    /// Set if the target has no row of its own and was sent from its notification's row: the values its own row would
-    /// have.
+    /// The values that the target's own row would have. Set only if the target has no row of its own and was sent from
+    /// its notification's row.
     pub place: Option<Place>,
     /// How the delivery continues: ended, to be tried again, or returned to the queue.
     pub finish: Finish,
-    /// The attempt to log. None if no attempt was begun, because the delivery expired, was cancelled or was returned.
+    /// The attempt to log. `None` if no attempt was begun, because the delivery expired, was cancelled or was returned.
     pub attempt: Option<Attempted>,
-    /// The code to show: that of the attempt, or the reason why no attempt was begun.
+    /// The code to show: the code of the attempt, or the reason why no attempt was begun.
     pub code: Option<String>,
-    /// The class of failure that the code belongs to. None if the code is not a failure.
+    /// The error class of the code. `None` if the code is not a failure.
     pub class: Option<ErrorClass>,
-    /// The explanation to show.
+    /// The explanation to show with the code.
     pub detail: Option<String>,
     /// Whether the message may have arrived although the attempt did not confirm it.
     pub unclear: bool,
@@ -41,11 +41,11 @@ pub struct Settlement {
     /// The message that an `in_app` delivery puts into an inbox. It is written in the same transaction, and only if the
     /// delivery ends as delivered.
     pub message: Option<Box<InboxMessage>>,
-    /// The site of its notification, from
-    /// [`StoredNotification::site_label`](postcommit_channel::model::StoredNotification::site_label). Empty if it has
-    /// none. None if it was not looked up, in which case the database does it.
+    /// The site of the notification, from
+    /// [`StoredNotification::site_label`](postcommit_channel::model::StoredNotification::site_label). Empty if the
+    /// notification has no site. `None` if the site was not looked up. The database then looks it up.
     pub site: Option<Box<str>>,
-    /// The event type of its notification. It is given together with the site.
+    /// The event type of the notification. It is given together with the site.
     pub event_type: Option<Box<str>>,
 }
 
@@ -76,7 +76,7 @@ pub struct Attempted {
     pub evidence: Evidence,
 }
 
-/// The deliveries whose settlements took effect, and those whose settlements came too late.
+/// The deliveries whose settlements took effect, and the deliveries whose settlements came too late.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settled {
     /// Settlements that were written.
@@ -117,7 +117,7 @@ impl Store {
         if let Err(problem) = self.note_stale(&stale).await {
             tracing::warn!(
                 %problem, results = stale.len(),
-                "could not record results of sends that came after their leases had gone to other workers"
+                "could not record results of sends that came after their leases had gone to other workers; the other results are written"
             );
         }
         Ok(Settled { stale: stale.iter().map(|s| s.lease.key).collect(), applied })

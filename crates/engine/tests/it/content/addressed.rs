@@ -1,4 +1,4 @@
-//! To whom: users and their addresses, languages and preferences; lists; suppressions.
+//! Recipients: users and their addresses, languages and preferences; lists; suppressions.
 
 use postcommit::Timestamp;
 use postcommit_engine::store::{DeliveryFilter, NotificationFilter};
@@ -103,7 +103,7 @@ on_both! {
         assert_eq!(world.outcomes(id).await, expected);
     }
 
-    async fn e4_a_list_is_resolved_when_sending_and_who_it_went_to_is_recorded(world) {
+    async fn e4_a_list_is_resolved_when_sending_and_its_recipients_are_recorded(world) {
         world.capture(json!({})).await;
         world.user("ana", &[("email", "ana@example.com")], json!({})).await;
         world.list("crew", &[("user", "ana", ""), ("email", "Bob@example.com", ""), ("phone", "+14155550100", "whatsapp")]).await;

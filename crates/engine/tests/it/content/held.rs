@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::outcome;
 use crate::world::World;
 
-/// Claims the event's own row and writes the row of its target, as a worker does that is lost before it sends.
+/// Claims the event's own row and writes the row of its target, like a worker that is lost before it sends.
 async fn expand_and_lose(world: &World, id: Uuid, lane: i32) -> Lease {
     let claim =
         world.store.claim(&[Want { lane: -world.tenant, quota: 1 }], Duration::from_secs(60), None).await.unwrap();
@@ -37,7 +37,7 @@ on_both! {
         for (guarantee, state, code) in [
             (Guarantee::Idempotent, "sent", ""),
             (Guarantee::AtLeastOnce, "sent", ""),
-            // It was not announced, so it was not sent.
+            // The send was not announced, so nothing was sent.
             (Guarantee::AtMostOnce, "sent", ""),
         ] {
             let name = format!("{guarantee:?}").to_lowercase();

@@ -1,5 +1,5 @@
-//! Templates that try to hold up the dispatcher, or to read what is not theirs: each is stopped, and no other message
-//! waits for it.
+//! Templates that try to block the dispatcher, or to read data of others: each is stopped, and no other message waits
+//! for it.
 
 use postcommit_engine::db::Value;
 use serde_json::json;
@@ -8,12 +8,12 @@ use uuid::Uuid;
 use super::{booking, outcome};
 use crate::world::World;
 
-/// Events of each hostile template.
+/// The number of events for each hostile template.
 const EACH: usize = 40;
-/// Events of each ordinary template.
+/// The number of events for each ordinary template.
 const ORDINARY: usize = 20;
 
-/// Hostile texts, by event type, and the code with which their deliveries are parked.
+/// Hostile template texts, by event type, and the code with which their deliveries are parked.
 fn hostile() -> [(&'static str, String, &'static str); 5] {
     let nested = |inner: &str| format!("{}{inner}{}", "{% for a in nights %}".repeat(4), "{% endfor %}".repeat(4));
     [
@@ -25,7 +25,7 @@ fn hostile() -> [(&'static str, String, &'static str); 5] {
     ]
 }
 
-/// Writes the hostile templates past the check that refuses them when they are saved.
+/// Writes the hostile templates directly, because a save would refuse them.
 async fn write_hostile(world: &World) {
     for (event_type, text, _) in hostile() {
         world.write_template(event_type, "sms", json!({"event_type": event_type, "text": text})).await;
@@ -95,7 +95,7 @@ on_both! {
         }
         world.tenant = ours;
         for (id, code) in parked {
-            // One that cannot be compiled gives no address either, so its notification is parked.
+            // A template that cannot be compiled gives no address either, so its notification is parked.
             let channel = if code == "template_failed" { "" } else { "sms" };
             assert_eq!(world.outcomes(id).await, [outcome(channel, "parked", code)]);
             assert!(world.attempts(id).await.is_empty(), "nothing was attempted");

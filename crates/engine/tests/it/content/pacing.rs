@@ -13,7 +13,7 @@ use crate::world::World;
 
 const ALL_ITEMS: &str = "{{ count }} for {{ task }}:{% for item in items %} {{ item.task }}{% endfor %}";
 
-/// A provider, a user with a mail address, and a template with these rules.
+/// Creates a provider, a user with a mail address, and a template with these rules.
 async fn begin(world: &World, rules: serde_json::Value) {
     world.capture(json!({})).await;
     let mut template = json!({"text": ALL_ITEMS});
@@ -45,19 +45,19 @@ async fn digest_of(world: &World, item: Uuid) -> Uuid {
     world.sql(sql, vec![item.into()]).await[0].get(0).unwrap()
 }
 
-/// The digests there are. Those of one millisecond may be in any order.
+/// Returns all digests. Digests of the same millisecond have no fixed order.
 async fn digests(world: &World) -> Vec<Uuid> {
     let rows = world.sql("SELECT DISTINCT digest_id FROM postcommit.digest_item ORDER BY digest_id", vec![]).await;
     rows.iter().map(|row| row.get(0).unwrap()).collect()
 }
 
-/// The texts that were sent for a notification, by address.
+/// Returns the texts that were sent for a notification, by address.
 async fn bodies(world: &World, id: Uuid) -> BTreeMap<String, String> {
     let sent = world.captured(id).await;
     sent.into_iter().map(|((_, to), sent)| (to, sent["body"].as_str().unwrap().to_owned())).collect()
 }
 
-/// The items that a text names, sorted: notifications of one millisecond may be in any order.
+/// Returns the items that a text names, sorted, because notifications of the same millisecond have no fixed order.
 fn items_in(body: &str) -> Vec<String> {
     let (_, items) = body.split_once(": ").unwrap();
     let mut items: Vec<String> = items.split(' ').map(str::to_owned).collect();
@@ -65,7 +65,7 @@ fn items_in(body: &str) -> Vec<String> {
     items
 }
 
-/// The only outcome of each notification: its state and code.
+/// Counts the notifications by the state and code of their only delivery.
 async fn outcomes_of(world: &World, ids: &[Uuid]) -> BTreeMap<(String, String), usize> {
     let mut counts = BTreeMap::new();
     for id in ids {

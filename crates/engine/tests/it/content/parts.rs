@@ -39,7 +39,7 @@ async fn to_crowd(world: &World, more: serde_json::Value) -> Uuid {
     world.enqueue("alert", fields).await
 }
 
-/// State, code and number of rows, without addresses.
+/// Returns states, codes and the number of rows of each, without addresses.
 async fn tally(world: &World, id: Uuid) -> Vec<(String, i64)> {
     let sql =
         "SELECT state, count(*) FROM postcommit.delivery WHERE notification_id = $1 GROUP BY state ORDER BY state";
@@ -89,7 +89,7 @@ on_both! {
         world.begin(id).await;
         world.execute("DELETE FROM postcommit.list_member WHERE member LIKE '%5@example.com'", vec![]).await;
         world.list("crowd", &[("email", "late@example.com", "")]).await;
-        // A worker that is lost between two parts, ten times over, loses and doubles nothing.
+        // Ten workers are lost one after another between two parts. No target is lost or written twice.
         for _ in 0..10 {
             world.store.claim(&[want], Duration::from_secs(60), None).await.unwrap();
             world.expire_leases().await;
@@ -167,7 +167,7 @@ on_both! {
 }
 
 impl World {
-    /// Copies the members of a list, as the first worker does.
+    /// Copies the members of a list, like the first worker.
     async fn begin(&self, id: Uuid) {
         let claim =
             self.store.claim(&[Want { lane: -self.tenant, quota: 1 }], Duration::from_secs(60), None).await.unwrap();

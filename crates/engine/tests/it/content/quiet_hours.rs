@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::{CONFIRMED, outcome};
 use crate::world::World;
 
-/// Quiet hours that begin and end so many minutes after the present moment of the database, whatever it is.
+/// Returns quiet hours that begin and end this many minutes after the current time of the database.
 async fn quiet_hours(world: &World, from: i32, until: i32) -> serde_json::Value {
     let text = match world.is_postgres() {
         true => "to_char((clock_timestamp() + make_interval(mins => $1::int)) AT TIME ZONE 'UTC', 'HH24:MI')",
@@ -24,7 +24,7 @@ async fn quiet_hours(world: &World, from: i32, until: i32) -> serde_json::Value 
     json!({"from": at(from).await, "until": at(until).await})
 }
 
-/// Minutes of quiet hours that hold the present moment, and of others.
+/// Minutes of quiet hours that include the current time, and of quiet hours that do not.
 const NOW: (i32, i32) = (-120, 180);
 const LATER: (i32, i32) = (240, 420);
 
@@ -33,7 +33,7 @@ async fn rule(world: &World, quiet_hours: QuietRule) {
     world.store.create_event_type(world.tenant, CONFIRMED, &draft).await.unwrap();
 }
 
-/// A user with a mail address and an inbox, and templates for both.
+/// Creates a user with a mail address and an inbox, and templates for both.
 async fn ana(world: &World, (from, until): (i32, i32)) {
     world.capture(json!({})).await;
     world.make_in_app().await;
@@ -68,12 +68,13 @@ on_both! {
         assert_eq!(world.outcomes(id).await, [outcome("email", "pending", ""), outcome("in_app", "delivered", "")]);
         let wait = due(&world, id).await.since(now(&world).await);
         assert!(wait > Duration::from_secs(2 * 3600) && wait <= Duration::from_secs(3 * 3600 + 60), "{wait:?}");
-        // Claimed in the quiet hours, as after a change of its time by hand, it is put off again and not counted.
+        // A delivery that is claimed in quiet hours, as after a change of its time by hand, is put off again and not
+        // counted.
         world.make_due().await;
         world.pass().await;
         assert_eq!(world.outcomes(id).await[0], outcome("email", "pending", ""));
         assert_eq!(world.attempts(id).await.iter().filter(|attempt| attempt.provider.as_deref() != Some("in_app")).count(), 0);
-        // When they are over, it is sent, and the template sees nothing of them.
+        // After the quiet hours the delivery is sent, and the template cannot read them.
         world.execute("UPDATE postcommit.delivery_queue SET context = $1, due_at = {now}", vec![r#"{"name":"Ana"}"#.into()]).await;
         world.pass().await;
         assert_eq!(world.outcomes(id).await[0], outcome("email", "sent", ""));
@@ -106,7 +107,8 @@ on_both! {
         draft.policy = Policy::from(Schedule::Fixed { interval_s: 1200.0 });
         world.provider(draft).await;
         world.write_template("mail", "email", json!({"text": "Hello"})).await;
-        // They begin in ten minutes: the first attempt comes before them, and the retry after twenty would fall into them.
+        // The quiet hours begin in ten minutes: the first attempt comes before them, and the retry after twenty minutes
+        // would fall into them.
         let hours = quiet_hours(&world, 10, 180).await;
         world.user("ana", &[("email", "ana@example.com")], json!({"quiet_hours": hours})).await;
         let id = world.book("1", to_ana()).await;

@@ -1,4 +1,4 @@
-//! Resends of what templates rendered, and everything about one entity.
+//! Resends of messages that templates rendered, and the deliveries of one entity.
 
 use postcommit::Recipient;
 use postcommit_channel::model::Actor;
@@ -47,7 +47,7 @@ on_both! {
         assert_eq!(rows[0].notification_id, copy, "newest first");
     }
 
-    async fn c11_with_a_template_its_present_text_is_sent_with_the_newest_event(world) {
+    async fn c11_with_a_template_its_current_text_is_sent_with_the_newest_event(world) {
         world.capture(json!({})).await;
         world.booking_templates("entity").await;
         world.book("12345", json!({})).await;
@@ -105,9 +105,9 @@ on_both! {
         world.execute("UPDATE postcommit.template SET active = (1 = 0) WHERE id = 'mail-confirmed'", vec![]).await;
         for (wish, why) in [
             (wish("sms", Some("none"), None), "is \"none\", which does not exist"),
-            (wish("sms", Some("whatsapp-confirmed"), None), "is for \"whatsapp\" and not for \"sms\""),
+            (wish("sms", Some("whatsapp-confirmed"), None), "a template for channel \"whatsapp\"; name one for channel \"sms\""),
             (wish("email", Some("mail-confirmed"), None), "is not active"),
-            (wish("voice", None, None), "in several texts, by guest, host; name one of them"),
+            (wish("voice", None, None), "with several templates: guest, host; name one of them"),
         ] {
             match resend(&world, &wish).await {
                 Err(NotAccepted::Invalid { field, problem }) => {

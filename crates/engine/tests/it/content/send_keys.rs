@@ -68,7 +68,7 @@ on_both! {
         assert_eq!((sent, world.count("send_key").await), (30, 30));
     }
 
-    async fn c3_what_is_skipped_or_parked_before_it_is_written_holds_no_key(world) {
+    async fn c3_a_target_skipped_or_parked_before_it_is_written_holds_no_key(world) {
         world.capture(json!({})).await;
         world.write_template("mail", "email", json!({"text": "x", "once_per": "entity"})).await;
         world.user("ana", &[("email", "ana@example.com")], json!({})).await;

@@ -1,4 +1,4 @@
-//! Events that templates render: which templates, which text, and what happens if there is none.
+//! Events that templates render: which templates, which text, and the result without a template.
 
 use postcommit::Timestamp;
 use serde_json::json;

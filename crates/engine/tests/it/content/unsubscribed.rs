@@ -8,13 +8,13 @@ use crate::world::World;
 
 const LINK: &str = "https://notify.example.com/u/";
 
-/// Mails with a link.
+/// Creates a template for mails with an unsubscribe link.
 async fn template(world: &World) {
     let html = "<a href=\"{{ unsubscribe_url }}\">No more mails</a>";
     world.write_template("mail", "email", json!({"subject": "Booked", "html": html, "missing": "refuse"})).await;
 }
 
-/// The link of a captured mail: in its text, and in its header.
+/// Returns the link of a captured mail, which is in its text and in its header.
 fn link(mail: &Value) -> &str {
     let html = mail["html"].as_str().unwrap();
     let url = html.split('"').nth(1).unwrap();

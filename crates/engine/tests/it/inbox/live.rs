@@ -1,4 +1,4 @@
-//! Changes of an inbox since a position, and how open pages learn of them.
+//! Changes of an inbox since a position, and the notification of open pages.
 
 use postcommit_channel::model::DeliveryId;
 use postcommit_engine::inbox::Inboxes;
@@ -11,7 +11,7 @@ async fn changes(world: &World, user: &str, after: i64) -> InboxChanges {
     world.store.inbox_changes(world.tenant, user, after).await.unwrap()
 }
 
-/// Each change as a text: what happened to which title, and whether it is read and archived.
+/// Formats each change: the event, the title, and whether the message is read and archived.
 fn told(changes: &InboxChanges) -> Vec<String> {
     let word = |change: &InboxChange| {
         let (happened, row) = match change {
@@ -64,7 +64,7 @@ on_both! {
     }
 
     /// Two processes: one has the pages open, the other delivers and marks.
-    async fn b1_open_pages_hear_of_a_change_made_by_another_process(world) {
+    async fn b1_open_pages_are_notified_of_a_change_made_by_another_process(world) {
         let inboxes = Inboxes::new(world.another_store().await);
         let mut page = inboxes.open(world.tenant, "alice");
         let mut second = inboxes.open(world.tenant, "alice");
@@ -122,7 +122,7 @@ async fn a_change_is_notified_only_while_a_process_watches() {
     listening.abort();
 }
 
-/// A transaction that takes its position first and commits last delays those behind it: a position is never visible
+/// A transaction that takes its position first and commits last delays later transactions: a position is never visible
 /// before an earlier one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_commit_is_never_overtaken() {

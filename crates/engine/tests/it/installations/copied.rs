@@ -47,7 +47,7 @@ async fn a_copy_of_an_installation_with_roles_is_parted_from_it() {
     Installation { store, database, owner: original_owner, members }.assert_works().await;
 }
 
-/// Without roles the copy belongs to the original's login, until an administrator gives it to another.
+/// Without roles the copy belongs to the original's login, until an administrator changes its owner.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copy_given_to_another_login_is_parted_from_the_original_s() {
     let Installation { store, database, owner: original, members: _ } = Installation::make(false, "CREATEROLE").await;

@@ -96,7 +96,7 @@ async fn an_ordinary_owner_dumps_and_another_restores_with_roles() {
     dump_and_restore(true).await;
 }
 
-/// Like pg_dump and careful sessions set it: then a policy that would hide rows is an error.
+/// pg_dump and careful sessions set this value. With it, a policy that would hide rows is an error.
 #[tokio::test(flavor = "multi_thread")]
 async fn enqueueing_works_with_row_security_off() {
     for with_roles in [false, true] {
@@ -122,7 +122,7 @@ async fn enqueueing_works_with_row_security_off() {
     }
 }
 
-/// What pg_dump does with each table, on every version of the server.
+/// Reads each table as pg_dump does, on every version of the server.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ordinary_owner_reads_every_table_as_pg_dump_does() {
     for with_roles in [false, true] {

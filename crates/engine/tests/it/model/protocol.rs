@@ -13,7 +13,7 @@ pub const QUIET_IS_FINISHED: &str = "I6 quiet means finished";
 pub const ONE_PLACE: &str = "I7 in queue or ledger, not both";
 pub const NO_FALSE_FAILURE: &str = "I8 no false failure";
 
-/// What must be true in every reachable state.
+/// The statements that must be true in every reachable state.
 pub const INVARIANTS: [&str; 8] = [
     NO_FALSE_SUCCESS,
     ACCEPTED_ONCE,
@@ -28,7 +28,7 @@ pub const INVARIANTS: [&str; 8] = [
 /// Goals that must be reachable: a protocol that does nothing would keep every invariant.
 pub const REACHED: [&str; 3] = ["R1 sent", "R2 parked as unknown", "R3 stale token turned away"];
 
-/// The protocol under test and the adversary's abilities. [`Protocol::ours`] is what the product does.
+/// The protocol under test and the adversary's abilities. [`Protocol::ours`] is the product's protocol.
 #[derive(Clone, Copy, Debug)]
 pub struct Protocol {
     pub guarantee: Guarantee,

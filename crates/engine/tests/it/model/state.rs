@@ -100,7 +100,7 @@ pub enum Outcome {
     Unclear,
 }
 
-/// Counters stop at two: one too many is as wrong as three too many.
+/// The counters of the provider. They stop at two, because one request too many is as wrong as three.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Provider {
     pub accepted: u8,
@@ -129,7 +129,7 @@ impl State {
         self.lease().is_some_and(|lease| lease.token == token)
     }
 
-    /// Which worker really holds the row, whatever the tokens say.
+    /// Returns whether this worker really holds the row, regardless of the tokens.
     pub fn is_held_by(&self, claim: Claim) -> bool {
         self.lease().is_some_and(|lease| lease.claim == claim)
     }

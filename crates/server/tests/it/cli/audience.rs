@@ -14,7 +14,7 @@ on_both! {
         let shell = Shell::ready_on(kind);
         let created = shell.run(&["users", "create", "42", "--display-name", "Ada", "--language", "pt-BR", "--address", "email:ada@example.com", "--address", "phone:+919876543210", "--data", r#"{"room": 7}"#]).ends(0);
         assert_eq!(created.stdout, "user 42 created\n");
-        assert_eq!(shell.run(&["users", "create", "42"]).ends(4).stderr, "postcommit: user \"42\" exists; change it instead\n");
+        assert_eq!(shell.run(&["users", "create", "42"]).ends(4).stderr, "postcommit: user \"42\" already exists; change it instead\n");
         assert_eq!(shell.run(&["users", "update", "42", "--language", ""]).ends(0).stdout, "user 42 updated\n");
         assert_eq!(shell.run(&["users", "prefer", "42", "refuse", "--channel", "sms"]).ends(0).stdout, "user 42 refuses * on sms\n");
         let user = show(&shell, "users", "42");

@@ -115,7 +115,7 @@ impl<'c> Pen<'c> {
         })
     }
 
-    /// Moves a delivery from the queue into the ledger. Returns the number of its last attempt, or none if the lease
+    /// Moves a delivery from the queue into the ledger. Returns the number of its last attempt, or `None` if the lease
     /// was lost.
     fn end(&mut self, s: &Settlement, state: FinishedState) -> Result<Option<i64>, DbError> {
         let (key, id) = (s.lease.key, Id::from(s.lease.key.notification));
@@ -149,7 +149,7 @@ impl<'c> Pen<'c> {
             s.site,
         ];
         self.enter.run([own, &fact_values(facts)].concat().as_slice())?;
-        // For a row with a site, the ledger's trigger counts nothing, so it is counted here.
+        // If the site is known, the ledger's trigger does not count the row, so it is counted here.
         if let Some(site) = &s.site {
             let counted_as = if s.captured { "captured" } else { state.name() };
             let labels = (&**site, facts.channel(), s.event_type.as_deref());
