@@ -14,21 +14,23 @@ use crate::store::unreadable::legible;
 pub type DigestKey = (i32, Uuid);
 
 impl Store {
-    /// Reads the payloads of digests in the order of their notifications, all in one query. They do not change any more
-    /// when the digest's own notification is expanded, so every attempt renders the same bytes. What is no digest is not in
-    /// the result.
+    /// Reads the payloads of digests in the order in which their notifications were enqueued, all in one query. They do
+    /// not change any more when the digest's own notification is expanded, so every attempt renders the same bytes. What is
+    /// no digest is not in the result.
     pub async fn digest_items(&self, digests: &[DigestKey]) -> Result<HashMap<Uuid, Vec<Box<RawValue>>>, DbError> {
         let mut items: HashMap<Uuid, Vec<Box<RawValue>>> = HashMap::new();
         if digests.is_empty() {
             return Ok(items);
         }
         let given = self.rows_given(1, &[("tenant", "int"), ("id", "uuid")]);
+        // On PostgreSQL ids are in the order of enqueueing, also within a millisecond. On SQLite the rows are numbered.
+        let order = if self.db.kind() == "postgres" { "n.id" } else { "n.seq" };
         let sql = format!(
             "SELECT i.digest_id, n.payload
              FROM {given}
              JOIN postcommit.digest_item i ON i.tenant = g.tenant AND i.digest_id = g.id
              JOIN postcommit.notification n ON n.tenant = i.tenant AND n.id = i.notification_id
-             ORDER BY i.digest_id, i.notification_id, i.n"
+             ORDER BY i.digest_id, {order}, i.n"
         );
         let keys: Vec<_> = digests.iter().map(|(tenant, id)| json!({"tenant": tenant, "id": id})).collect();
         let rows = self.db.query(&sql, vec![Value::from(json!(keys))]).await?;

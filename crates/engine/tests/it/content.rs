@@ -1,6 +1,7 @@
 //! What is said and to whom, from enqueue to the captured message, on both databases.
 
 mod addressed;
+mod digests;
 mod held;
 mod hostile;
 mod pacing;

@@ -14,7 +14,7 @@ use crate::world::World;
 const ALL_ITEMS: &str = "{{ count }} for {{ task }}:{% for item in items %} {{ item.task }}{% endfor %}";
 
 /// A provider, a user with a mail address, and a template with these rules.
-async fn begin(world: &World, rules: serde_json::Value) {
+pub(super) async fn begin(world: &World, rules: serde_json::Value) {
     world.capture(json!({})).await;
     let mut template = json!({"text": ALL_ITEMS});
     for (name, value) in rules.as_object().cloned().unwrap_or_default() {
@@ -26,12 +26,12 @@ async fn begin(world: &World, rules: serde_json::Value) {
     }
 }
 
-async fn task(world: &World, user: &str, task: &str) -> Uuid {
+pub(super) async fn task(world: &World, user: &str, task: &str) -> Uuid {
     let fields = json!({"recipients": [{"user": user}], "channels": ["email"], "payload": {"task": task, "listingId": task.len()}, "entity": task});
     world.enqueue(CONFIRMED, fields).await
 }
 
-async fn tasks(world: &World, user: &str, names: &[&str]) -> Vec<Uuid> {
+pub(super) async fn tasks(world: &World, user: &str, names: &[&str]) -> Vec<Uuid> {
     let mut ids = vec![];
     for name in names {
         ids.push(task(world, user, name).await);
@@ -40,24 +40,24 @@ async fn tasks(world: &World, user: &str, names: &[&str]) -> Vec<Uuid> {
 }
 
 /// The digest that an event is in.
-async fn digest_of(world: &World, item: Uuid) -> Uuid {
+pub(super) async fn digest_of(world: &World, item: Uuid) -> Uuid {
     let sql = "SELECT digest_id FROM postcommit.digest_item WHERE notification_id = $1";
     world.sql(sql, vec![item.into()]).await[0].get(0).unwrap()
 }
 
-/// The digests there are. Those of one millisecond may be in any order.
-async fn digests(world: &World) -> Vec<Uuid> {
+/// The digests there are.
+pub(super) async fn digests(world: &World) -> Vec<Uuid> {
     let rows = world.sql("SELECT DISTINCT digest_id FROM postcommit.digest_item ORDER BY digest_id", vec![]).await;
     rows.iter().map(|row| row.get(0).unwrap()).collect()
 }
 
 /// The texts that were sent for a notification, by address.
-async fn bodies(world: &World, id: Uuid) -> BTreeMap<String, String> {
+pub(super) async fn bodies(world: &World, id: Uuid) -> BTreeMap<String, String> {
     let sent = world.captured(id).await;
     sent.into_iter().map(|((_, to), sent)| (to, sent["body"].as_str().unwrap().to_owned())).collect()
 }
 
-/// The items that a text names, sorted: notifications of one millisecond may be in any order.
+/// The items that a text names, sorted.
 fn items_in(body: &str) -> Vec<String> {
     let (_, items) = body.split_once(": ").unwrap();
     let mut items: Vec<String> = items.split(' ').map(str::to_owned).collect();
@@ -66,7 +66,7 @@ fn items_in(body: &str) -> Vec<String> {
 }
 
 /// The only outcome of each notification: its state and code.
-async fn outcomes_of(world: &World, ids: &[Uuid]) -> BTreeMap<(String, String), usize> {
+pub(super) async fn outcomes_of(world: &World, ids: &[Uuid]) -> BTreeMap<(String, String), usize> {
     let mut counts = BTreeMap::new();
     for id in ids {
         for (_, state, code) in world.outcomes(*id).await {
@@ -76,7 +76,7 @@ async fn outcomes_of(world: &World, ids: &[Uuid]) -> BTreeMap<(String, String), 
     counts
 }
 
-fn counted(state: &str, code: &str, count: usize) -> ((String, String), usize) {
+pub(super) fn counted(state: &str, code: &str, count: usize) -> ((String, String), usize) {
     ((state.to_owned(), code.to_owned()), count)
 }
 
