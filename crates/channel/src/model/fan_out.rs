@@ -9,7 +9,7 @@ use std::sync::Arc;
 use postcommit::{Recipient, Timestamp, channel_name};
 use serde_json::Value;
 
-pub(super) use fan::recipient_on;
+pub(super) use fan::reached_recipient;
 use fan::{Fan, PROVIDER, party, recipient_provider, skipped};
 
 use super::content::{Choice, TemplateEntry, TenantContent};

@@ -218,7 +218,8 @@ impl<'a> Fan<'a> {
             Some(entry) => self.facts(entry, target, known.as_ref()),
             None => Facts::new(channel, target),
         };
-        facts.provider = named_provider(&party.recipient);
+        // An address that a template gives is routed by its channel.
+        facts.provider = named_provider(&party.recipient).filter(|_| !is_own);
         // The address of a direct message to an inbox is the user's id; it needs no second column.
         facts.user_id = user.filter(|_| entry.is_some() || channel != IN_APP).map(str::to_owned);
         let fate = self.fate(party, channel, (recipient.as_ref(), known.as_ref()), entry, &facts);
@@ -301,7 +302,7 @@ impl<'a> Fan<'a> {
                 format!("{place}: the notification goes to this address on {channel} already"),
             );
         }
-        lane_for(recipient_provider(&party.recipient), channel, self.routes)
+        lane_for(facts.provider.as_deref(), channel, self.routes)
     }
 
     /// The columns of a target that a template renders.
@@ -368,7 +369,7 @@ impl<'a> Fan<'a> {
                 window: Duration::from_secs(rule.window_s.into()),
                 event_type: self.note.event_type.clone(),
                 tenant_name: self.note.tenant_name.clone(),
-                recipient: digest_recipient(facts)?,
+                recipient: reached_recipient(facts)?,
                 priority: self.note.priority,
                 bytes: self.note.payload.get().len() as u64,
             })
@@ -398,8 +399,9 @@ impl<'a> Fan<'a> {
     }
 }
 
-/// To whom a digest goes. An address of a channel that the product does not know cannot be named as a recipient.
-fn digest_recipient(facts: &Facts) -> Option<Recipient> {
+/// To whom a delivery goes, as a recipient of another notification. An address of a channel that the product does not know
+/// cannot be named as a recipient.
+pub(in crate::model) fn reached_recipient(facts: &Facts) -> Option<Recipient> {
     match (&facts.user_id, &facts.provider) {
         (Some(user), _) => Some(Recipient::user(user.as_str())),
         (None, Some(provider)) => Some(Recipient::at(provider.as_str(), facts.target())),
@@ -409,8 +411,9 @@ fn digest_recipient(facts: &Facts) -> Option<Recipient> {
 }
 
 /// An address on a channel as a recipient, so that it can be checked. An address of a channel that the product does not
-/// know is checked only in its length and characters.
-pub(in crate::model) fn recipient_on(channel: &str, value: String) -> Recipient {
+/// know is checked only in its length and characters. It names no provider, although it has the form of a recipient that
+/// does.
+fn recipient_on(channel: &str, value: String) -> Recipient {
     match kind_of_channel(channel) {
         _ if channel == IN_APP => Recipient::User(value),
         Some(kind) => address(kind, &value).unwrap_or(Recipient::List(value)),

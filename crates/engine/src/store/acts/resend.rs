@@ -349,8 +349,8 @@ fn text_of(of: Uuid, facts: &[Facts]) -> Result<PinnedText, NotAccepted> {
     Err(NotAccepted::invalid("template", problem))
 }
 
-/// Returns the recipients that a notification reached on the channel. It fails if the provider of one of them is gone
-/// or disabled.
+/// Returns the recipients that a notification reached on the channel. There are none if the template gives the address
+/// again. It fails if the provider of one of them is gone or disabled.
 fn reached_before(
     note: &StoredNotification,
     wish: &Resend,
@@ -359,7 +359,7 @@ fn reached_before(
 ) -> Result<Vec<Recipient>, NotAccepted> {
     let of = note.id;
     let recipients = recipients_of(note, facts);
-    if recipients.is_empty() {
+    if facts.is_empty() {
         let problem =
             format!("no recipient of notification {of} can be reached on channel {:?} any more", wish.channel);
         return Err(NotAccepted::invalid("channel", problem));
