@@ -15,7 +15,7 @@ use fan::{Fan, PROVIDER, party, recipient_provider, skipped};
 use super::content::{Choice, TemplateEntry, TenantContent};
 use super::expand::{Expansion, IN_APP, Routes, Target, is_for_one};
 use super::user::{KnownUser, ListMember, comparable};
-use super::{Facts, StoredNotification};
+use super::{Facts, Maker, StoredNotification};
 use crate::template::{Failure, FlatPayload};
 
 /// What a notification needs before it can be expanded.
@@ -23,6 +23,8 @@ use crate::template::{Failure, FlatPayload};
 pub struct Lookup {
     /// Its payload, for templates and their scopes.
     pub payload: FlatPayload,
+    /// Who made it.
+    maker: Maker,
     /// The templates that it may use. `None` if it is a direct message.
     choice: Option<Choice>,
     /// The templates whose own `to` gives the address, because the notification names no recipient.
@@ -33,10 +35,10 @@ pub struct Lookup {
     pub lists: Vec<String>,
 }
 
-/// What a resend fixes, whatever templates there are now.
+/// What a resend or a digest fixes, whatever templates there are now.
 #[derive(Debug, Clone)]
 pub enum Pin {
-    /// Nothing: it is no resend, or the present templates decide.
+    /// Nothing: an application made it, or the present templates decide.
     None,
     /// It is a copy of a direct message.
     Direct,
@@ -70,9 +72,13 @@ pub enum NoAddress {
 /// Says what a notification needs before it can be expanded. `None` if [`super::expand`] can do it alone: a direct
 /// message whose targets and states depend on nothing that is stored.
 ///
-/// `pin` is what a resend fixes.
+/// `pin` is what a resend or a digest fixes.
 #[must_use]
-pub fn lookup(note: &StoredNotification, content: Option<&TenantContent>, pin: Pin) -> Option<Lookup> {
+pub fn lookup(
+    note: &StoredNotification,
+    content: Option<&TenantContent>,
+    (maker, pin): (Maker, Pin),
+) -> Option<Lookup> {
     let is_templated = match pin {
         Pin::None => content.is_some_and(|content| content.has(&note.event_type)),
         Pin::Direct => false,
@@ -101,7 +107,7 @@ pub fn lookup(note: &StoredNotification, content: Option<&TenantContent>, pin: P
         let name = |entry: &Value| entry.get(kind).and_then(Value::as_str).map(str::to_owned);
         entries(note).iter().filter_map(name).collect::<BTreeSet<_>>().into_iter().collect()
     };
-    Some(Lookup { payload, choice, own, users: named("user"), lists: named("list") })
+    Some(Lookup { payload, maker, choice, own, users: named("user"), lists: named("list") })
 }
 
 impl Lookup {

@@ -9,8 +9,8 @@ use futures_util::future::join_all;
 use postcommit::Timestamp;
 use postcommit_channel::clock;
 use postcommit_channel::model::{
-    self, Delivery, Expansion, Found, IN_APP, ListMember, Lookup, NoAddress, OwnAddress, Pin, StoredNotification,
-    Target, TemplateEntry,
+    self, Delivery, Expansion, Found, IN_APP, ListMember, Lookup, Maker, NoAddress, OwnAddress, Pin,
+    StoredNotification, Target, TemplateEntry, TenantContent,
 };
 
 use super::lanes::Table;
@@ -49,7 +49,8 @@ pub type Answered = (Delivery, Arc<StoredNotification>, Answer);
 
 /// Returns what a notification needs before it can be expanded. `None` if it needs nothing.
 pub fn of(delivery: &Delivery, note: &StoredNotification, table: &Table) -> Option<Lookup> {
-    let lookup = model::lookup(note, table.content.get(note.tenant), pin_of(delivery, note, table))?;
+    let (maker, content) = (note.maker(&delivery.facts), table.content.get(note.tenant));
+    let lookup = model::lookup(note, content, (maker, pin_of(delivery, note, maker, content)))?;
     Some(match delivery.lost_since {
         // A worker that did not know the templates yet may have sent the notification from its own row.
         Some(lost) => lookup.without_late_templates(note, |since| attempt::was_before(lost, since)),
@@ -58,7 +59,7 @@ pub fn of(delivery: &Delivery, note: &StoredNotification, table: &Table) -> Opti
 }
 
 /// What a resend or a digest has fixed on the notification's own row (`store/acts/resend.rs`, `store/queue/pacing.rs`).
-fn pin_of(delivery: &Delivery, note: &StoredNotification, table: &Table) -> Pin {
+fn pin_of(delivery: &Delivery, note: &StoredNotification, maker: Maker, content: Option<&TenantContent>) -> Pin {
     let facts = &delivery.facts;
     let (id, version) = match (&facts.template, facts.template_version) {
         (Some(id), Some(version)) => (id.clone(), version),
@@ -66,8 +67,8 @@ fn pin_of(delivery: &Delivery, note: &StoredNotification, table: &Table) -> Pin 
         _ => return Pin::None,
     };
     // A digest takes the template's newest version, unless the template is not used any more.
-    let present = table.content.get(note.tenant).and_then(|content| content.template(&note.event_type, &id));
-    let version = present.filter(|_| !note.is_resend()).map_or(version, |entry| entry.version);
+    let present = content.and_then(|content| content.template(&note.event_type, &id));
+    let version = present.filter(|_| maker == Maker::Digest).map_or(version, |entry| entry.version);
     Pin::Template(Box::new(TemplateEntry {
         id,
         event_type: note.event_type.clone(),

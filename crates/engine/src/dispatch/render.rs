@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use postcommit::Timestamp;
 use postcommit_channel::driver::{Message, RawEvent};
-use postcommit_channel::model::{Delivery, Finish, FinishedState, Reason, StoredNotification, digest_payload};
+use postcommit_channel::model::{Delivery, Finish, FinishedState, Maker, Reason, StoredNotification, digest_payload};
 use postcommit_channel::render::{Content, render};
 use postcommit_channel::template::{FlatPayload, Warning};
 use serde_json::value::RawValue;
@@ -101,7 +101,7 @@ async fn load(crew: &Crew, batch: &[Claimed]) -> Result<Ingredients, DbError> {
 
 /// The deliveries of digests.
 fn digests(batch: &[Claimed]) -> Vec<DigestKey> {
-    let own = batch.iter().filter(|(_, note)| note.may_be_digest());
+    let own = batch.iter().filter(|(delivery, note)| note.maker(&delivery.facts) == Maker::Digest);
     own.map(|(_, note)| (note.tenant, note.id)).collect::<BTreeSet<_>>().into_iter().collect()
 }
 

@@ -4,6 +4,7 @@ mod addressed;
 mod digests;
 mod held;
 mod hostile;
+mod own_keys;
 mod pacing;
 mod parts;
 mod quiet_hours;

@@ -16,7 +16,7 @@ use crate::model::expand::{
 };
 use crate::model::pacing::hash;
 use crate::model::user::{KnownUser, ListMember, address, comparable, kind_of_channel};
-use crate::model::{Digesting, Facts, FinishedState, Pacing, QuietRule, QuietWindow, StoredNotification};
+use crate::model::{Digesting, Facts, FinishedState, Maker, Pacing, QuietRule, QuietWindow, StoredNotification};
 use crate::template::FlatPayload;
 
 /// One party that the notification goes to.
@@ -46,6 +46,7 @@ pub(super) struct Fan<'a> {
     /// The tenant's time zone.
     time_zone: Option<String>,
     payload: &'a FlatPayload,
+    maker: Maker,
     found: &'a Found,
     pub(super) targets: Vec<Target>,
     /// Channel, address, audience and provider of what is sent already.
@@ -86,6 +87,7 @@ impl<'a> Fan<'a> {
             quiet_rule,
             time_zone,
             payload,
+            maker: lookup.maker,
             found,
             targets: vec![],
             seen: HashSet::new(),
@@ -246,7 +248,7 @@ impl<'a> Fan<'a> {
         let window = QuietWindow::new(hours, [profile.time_zone.as_deref(), self.time_zone.as_deref()]);
         let end = window.end(self.found.at);
         // A digest is not skipped, because its items would be lost.
-        let is_skipped = self.quiet_rule == QuietRule::Skip && !self.note.may_be_digest();
+        let is_skipped = self.quiet_rule == QuietRule::Skip && self.maker != Maker::Digest;
         if let (Some(end), true) = (end, is_skipped) {
             let detail = format!("the user has quiet hours until {end}, and the event type is skipped in them");
             target.fate = skipped("quiet_hours", detail);
@@ -324,9 +326,9 @@ impl<'a> Fan<'a> {
         }
     }
 
-    /// The key that is shown on the delivery. A resend has a key of its own and is never a duplicate.
+    /// The key that is shown on the delivery. A resend and a digest have keys of their own and are never duplicates.
     fn send_key(&self, entry: &TemplateEntry) -> Option<String> {
-        if self.note.is_resend() {
+        if self.maker != Maker::Application {
             return Some(self.note.idempotency_key.clone());
         }
         let entity = self.note.entity.as_deref().filter(|_| entry.once_per_entity)?;
@@ -337,7 +339,7 @@ impl<'a> Fan<'a> {
     /// address that the template itself gives, the template is the recipient, so that a changed phone number causes no
     /// second send.
     fn once(&self, entry: &TemplateEntry, facts: &Facts, is_own: bool) -> Option<Uuid> {
-        if self.note.is_resend() || !entry.once_per_entity {
+        if self.maker != Maker::Application || !entry.once_per_entity {
             return None;
         }
         let (kind, recipient) = match &facts.user_id {
@@ -352,7 +354,7 @@ impl<'a> Fan<'a> {
     /// What a throttle or a digest of the template does with a target. A resend was asked for, and a digest is not
     /// collected once more.
     fn pacing(&self, entry: &TemplateEntry, facts: &Facts) -> Option<Pacing> {
-        if (entry.throttle.is_none() && entry.digest.is_none()) || self.note.is_resend() {
+        if (entry.throttle.is_none() && entry.digest.is_none()) || self.maker != Maker::Application {
             return None;
         }
         let address = comparable(facts.target());
