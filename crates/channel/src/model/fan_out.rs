@@ -10,7 +10,7 @@ use postcommit::{Recipient, Timestamp, channel_name};
 use serde_json::Value;
 
 pub(super) use fan::reached_recipient;
-use fan::{Fan, PROVIDER, party, recipient_provider, skipped};
+use fan::{Fan, PROVIDER, gets_event, party, recipient_provider, skipped};
 
 use super::content::{Choice, TemplateEntry, TenantContent};
 use super::expand::{Expansion, IN_APP, Routes, Target, is_for_one};
@@ -117,19 +117,26 @@ impl Lookup {
         self.choice.as_ref().map_or(note.channels.len(), |choice| choice.channels("").len()).max(1)
     }
 
-    /// Leaves out the templates if the notification may have been sent as a direct message, by a worker that did not
-    /// know them yet. It must not be sent a second time in another form. An event without a title and a body has no such
-    /// form: a direct message would be empty. `is_late` says whether templates that are used since a time came after the
-    /// loss of that worker's lease, or shortly before.
+    /// Leaves out the templates if the notification may have been sent as a direct message, by a worker whose lease began
+    /// at `leased_at` and which did not know them yet. It must not be sent a second time in another form. A worker whose
+    /// lease began after a template was used knew it (docs/decisions/0033).
     #[must_use]
-    pub fn without_late_templates(self, note: &StoredNotification, is_late: impl Fn(Timestamp) -> bool) -> Self {
+    pub fn without_late_templates(self, note: &StoredNotification, leased_at: Timestamp) -> Self {
         let since = self.choice.as_ref().and_then(Choice::since);
-        let has_words = note.title.is_some() || note.body.is_some();
-        if has_words && is_for_one(entries(note), note) && since.is_some_and(is_late) {
-            return Self { choice: None, own: vec![], ..self };
+        let is_late = since.is_some_and(|since| leased_at <= since);
+        match entries(note) {
+            [only] if is_late && has_own_form(note, only) && is_for_one(entries(note), note) => {
+                Self { choice: None, own: vec![], ..self }
+            }
+            _ => self,
         }
-        self
     }
+}
+
+/// Whether a notification says something to its recipient without a template. Otherwise a direct message would be empty.
+fn has_own_form(note: &StoredNotification, recipient: &Value) -> bool {
+    let has_words = note.title.is_some() || note.body.is_some() || note.data.is_some();
+    has_words || Recipient::from_json(recipient).is_ok_and(|recipient| gets_event(&recipient))
 }
 
 fn entries(note: &StoredNotification) -> &[Value] {

@@ -13,9 +13,9 @@ use postcommit_channel::model::{
     StoredNotification, Target, TemplateEntry, TenantContent,
 };
 
+use super::Crew;
 use super::lanes::Table;
 use super::templates::Versions;
-use super::{Crew, attempt};
 use crate::db::DbError;
 use crate::store::{Expanded, Lease, NextPart, Part, VersionKey};
 
@@ -53,7 +53,7 @@ pub fn of(delivery: &Delivery, note: &StoredNotification, table: &Table) -> Opti
     let lookup = model::lookup(note, content, (maker, pin_of(delivery, note, maker, content)))?;
     Some(match delivery.lost_since {
         // A worker that did not know the templates yet may have sent the notification from its own row.
-        Some(lost) => lookup.without_late_templates(note, |since| attempt::was_before(lost, since)),
+        Some(lost) => lookup.without_late_templates(note, lost),
         None => lookup,
     })
 }

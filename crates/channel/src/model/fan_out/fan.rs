@@ -424,7 +424,7 @@ fn recipient_on(channel: &str, value: String) -> Recipient {
 }
 
 /// Whether a recipient is a program that receives the event itself.
-fn gets_event(recipient: &Recipient) -> bool {
+pub(super) fn gets_event(recipient: &Recipient) -> bool {
     matches!(recipient, Recipient::Webhook(_) | Recipient::Provider { .. })
 }
 
