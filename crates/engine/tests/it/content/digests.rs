@@ -1,10 +1,13 @@
 //! The items of digests: their order, and which of them are sent.
 
+use std::collections::BTreeMap;
+
 use postcommit_engine::store::NotificationRequest;
 use serde_json::json;
+use uuid::Uuid;
 
-use super::CONFIRMED;
-use super::pacing::{begin, bodies, digests};
+use super::pacing::{begin, bodies, counted, digests, outcomes_of, tasks};
+use super::{CONFIRMED, outcome};
 use crate::world::World;
 
 /// The names of many events, in order.
@@ -51,6 +54,14 @@ async fn text(world: &World) -> String {
     bodies(world, digest).await.remove("ana@example.com").unwrap()
 }
 
+/// Lets notifications expire.
+async fn expire(world: &World, ids: &[Uuid]) {
+    for id in ids {
+        let sql = "UPDATE postcommit.notification SET due_at = created_at, expires_at = {now} WHERE id = $1";
+        world.execute(sql, vec![(*id).into()]).await;
+    }
+}
+
 on_both! {
     async fn items_of_one_transaction_are_in_the_order_of_their_enqueueing(world) {
         begin(&world, json!({"digest": {"window_s": 3600}})).await;
@@ -64,5 +75,52 @@ on_both! {
         enqueue_batch(&world, &names()).await;
         world.pass().await;
         assert_eq!(text(&world).await, format!("60 for t00: {}", names().join(" ")));
+    }
+
+    async fn an_item_that_expired_is_not_sent_and_ends_as_expired(world) {
+        begin(&world, json!({"digest": {"window_s": 3600}})).await;
+        let ids = tasks(&world, "ana", &["a", "b", "c"]).await;
+        world.pass().await;
+        expire(&world, &ids[..1]).await;
+        assert_eq!(text(&world).await, "2 for b: b c");
+        assert_eq!(world.outcomes(ids[0]).await, [outcome("email", "expired", "expired")]);
+        let detail = world.delivery(ids[0]).await.last_error.unwrap_or_default();
+        assert!(detail.contains(&digests(&world).await[0].to_string()), "{detail}");
+        assert_eq!(outcomes_of(&world, &ids[1..]).await, BTreeMap::from([counted("skipped", "digested", 2)]));
+        assert_eq!(world.count("digest_item").await, 2);
+    }
+
+    async fn a_digest_whose_items_have_all_expired_is_not_sent(world) {
+        begin(&world, json!({"digest": {"window_s": 3600}})).await;
+        let ids = tasks(&world, "ana", &["a", "b"]).await;
+        world.pass().await;
+        let digest = digests(&world).await[0];
+        expire(&world, &ids).await;
+        world.make_due().await;
+        world.pass().await;
+        assert_eq!(world.outcomes(digest).await, [outcome("email", "expired", "expired")]);
+        assert!(world.attempts(digest).await.is_empty());
+        assert_eq!(outcomes_of(&world, &ids).await, BTreeMap::from([counted("expired", "expired", 2)]));
+    }
+
+    async fn an_item_that_expires_between_two_attempts_is_left_out_unless_the_first_may_have_arrived(world) {
+        for (failure, sent) in [("transient", "1 for b: b"), ("unclear", "2 for a: a b")] {
+            world.execute("DELETE FROM postcommit.digest_item", vec![]).await;
+            let settings = json!({"fail_on": format!("{failure}*1={CONFIRMED}")});
+            if failure == "transient" {
+                begin(&world, json!({"digest": {"window_s": 3600}})).await;
+            }
+            world.update(&world.draft("capture", "capture", settings)).await;
+            let ids = tasks(&world, "ana", &["a", "b"]).await;
+            world.pass().await;
+            let digest = digests(&world).await[0];
+            world.make_due().await;
+            world.pass().await;
+            assert_eq!(world.outcomes(digest).await[0].1, "retrying", "{failure}");
+            expire(&world, &ids[..1]).await;
+            world.make_due().await;
+            world.pass().await;
+            assert_eq!(bodies(&world, digest).await["ana@example.com"], sent, "{failure}");
+        }
     }
 }
