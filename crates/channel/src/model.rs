@@ -32,7 +32,7 @@ pub use fan_out::{
 };
 pub use inbox::InboxMessage;
 pub use judge::{Case, Lost, MAX_ATTEMPTS_IN_ALL, MAX_LOSSES, Verdict, judge, key_window_over};
-pub use notification::{DIGEST_KEY, SITE_CHARS, StoredNotification};
+pub use notification::{DIGEST_KEY, Maker, RESEND_KEY, SITE_CHARS, StoredNotification};
 pub use outcome::{Because, Evidence, Outcome, Report};
 pub use pacing::{
     DIGEST_BYTES, DIGEST_ITEMS, DIGESTED, DigestRule, Digesting, OpenDigest, Pace, Pacing, Period, THROTTLED, Then,

@@ -24,6 +24,7 @@ mod backoff;
 mod batch;
 mod content;
 mod cow_map;
+mod digests;
 mod drivers;
 mod duties;
 mod expander;

@@ -47,7 +47,7 @@ pub use content::{ContentChanges, VersionKey};
 pub use content_settings::{ContentSettings, MadeFrom, WAITING_EXAMINED, Waiting};
 pub use deliveries::{AttemptRow, DeliveryFilter, DeliveryRow, masked};
 pub use details::{NotificationDetails, Provenance, Status};
-pub use digests::DigestKey;
+pub use digests::{DigestItem, DigestKey};
 pub use duties::PARTITION_MONTHS_AHEAD;
 pub(crate) use duties::PASSING_SAID;
 pub use edit::{EditError, TRIES};

@@ -76,7 +76,7 @@ pub struct Facts {
     /// The fields of the user that the template may read, as they were at expansion: JSON of at most 4 KB.
     pub context: Option<String>,
     /// For a template that is sent once per entity: `{entity}:{event type}:{channel}:{template}`. For a resend by a
-    /// template: the resend's own key.
+    /// template, and for a digest: its own key, which says who made it ([`super::StoredNotification::maker`]).
     pub send_key: Option<String>,
 }
 

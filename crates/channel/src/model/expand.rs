@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashSet};
 use postcommit::{Recipient, Timestamp, channel_name};
 use uuid::Uuid;
 
-use super::fan_out::recipient_on;
+use super::fan_out::reached_recipient;
 use super::{Facts, FinishedState, Pacing, Provider, Reason, StoredNotification};
 
 /// The result of expanding a notification.
@@ -187,7 +187,8 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
 }
 
 /// The recipients to which these deliveries went: as the notification names them, or else, for members of lists and
-/// addresses that a template gave, the user or the address.
+/// addresses that a template gave, the user or the address. An address that a template gave on a channel which the product
+/// does not know is left out: no recipient can name it, and the template gives it again.
 #[must_use]
 pub fn recipients_of(note: &StoredNotification, deliveries: &[Facts]) -> Vec<Recipient> {
     let read = note.recipients.as_array().into_iter().flatten().filter_map(|entry| Recipient::from_json(entry).ok());
@@ -197,17 +198,9 @@ pub fn recipients_of(note: &StoredNotification, deliveries: &[Facts]) -> Vec<Rec
         facts.provider == named_provider(recipient) && (facts.target() == recipient.value() || is_user())
     };
     for facts in deliveries {
-        let recipient = match named.iter().find(|recipient| is_of(facts, recipient)) {
-            Some(named) => named.clone(),
-            None => match (&facts.user_id, &facts.provider) {
-                (Some(id), _) => Recipient::user(id.as_str()),
-                (None, Some(provider)) => Recipient::at(provider.as_str(), facts.target()),
-                (None, None) => recipient_on(facts.channel(), facts.target().to_owned()),
-            },
-        };
-        if !recipients.contains(&recipient) {
-            recipients.push(recipient);
-        }
+        let recipient = named.iter().find(|recipient| is_of(facts, recipient)).cloned();
+        let recipient = recipient.or_else(|| reached_recipient(facts));
+        recipients.extend(recipient.filter(|recipient| !recipients.contains(recipient)));
     }
     recipients
 }

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use postcommit::{Recipient, Timestamp, channel_name};
 use serde_json::Value;
 
-pub(super) use fan::recipient_on;
-use fan::{Fan, PROVIDER, party, recipient_provider, skipped};
+pub(super) use fan::reached_recipient;
+use fan::{Fan, PROVIDER, gets_event, party, recipient_provider, skipped};
 
 use super::content::{Choice, TemplateEntry, TenantContent};
 use super::expand::{Expansion, IN_APP, Routes, Target, is_for_one};
 use super::user::{KnownUser, ListMember, comparable};
-use super::{Facts, StoredNotification};
+use super::{Facts, Maker, StoredNotification};
 use crate::template::{Failure, FlatPayload};
 
 /// What a notification needs before it can be expanded.
@@ -23,6 +23,8 @@ use crate::template::{Failure, FlatPayload};
 pub struct Lookup {
     /// Its payload, for templates and their scopes.
     pub payload: FlatPayload,
+    /// Who made it.
+    maker: Maker,
     /// The templates that it may use. `None` if it is a direct message.
     choice: Option<Choice>,
     /// The templates whose own `to` gives the address, because the notification names no recipient.
@@ -33,10 +35,10 @@ pub struct Lookup {
     pub lists: Vec<String>,
 }
 
-/// What a resend fixes, whatever templates there are now.
+/// What a resend or a digest fixes, whatever templates there are now.
 #[derive(Debug, Clone)]
 pub enum Pin {
-    /// Nothing: it is no resend, or the present templates decide.
+    /// Nothing: an application made it, or the present templates decide.
     None,
     /// It is a copy of a direct message.
     Direct,
@@ -70,9 +72,13 @@ pub enum NoAddress {
 /// Says what a notification needs before it can be expanded. `None` if [`super::expand`] can do it alone: a direct
 /// message whose targets and states depend on nothing that is stored.
 ///
-/// `pin` is what a resend fixes.
+/// `pin` is what a resend or a digest fixes.
 #[must_use]
-pub fn lookup(note: &StoredNotification, content: Option<&TenantContent>, pin: Pin) -> Option<Lookup> {
+pub fn lookup(
+    note: &StoredNotification,
+    content: Option<&TenantContent>,
+    (maker, pin): (Maker, Pin),
+) -> Option<Lookup> {
     let is_templated = match pin {
         Pin::None => content.is_some_and(|content| content.has(&note.event_type)),
         Pin::Direct => false,
@@ -101,7 +107,7 @@ pub fn lookup(note: &StoredNotification, content: Option<&TenantContent>, pin: P
         let name = |entry: &Value| entry.get(kind).and_then(Value::as_str).map(str::to_owned);
         entries(note).iter().filter_map(name).collect::<BTreeSet<_>>().into_iter().collect()
     };
-    Some(Lookup { payload, choice, own, users: named("user"), lists: named("list") })
+    Some(Lookup { payload, maker, choice, own, users: named("user"), lists: named("list") })
 }
 
 impl Lookup {
@@ -111,19 +117,26 @@ impl Lookup {
         self.choice.as_ref().map_or(note.channels.len(), |choice| choice.channels("").len()).max(1)
     }
 
-    /// Leaves out the templates if the notification may have been sent as a direct message, by a worker that did not
-    /// know them yet. It must not be sent a second time in another form. An event without a title and a body has no such
-    /// form: a direct message would be empty. `is_late` says whether templates that are used since a time came after the
-    /// loss of that worker's lease, or shortly before.
+    /// Leaves out the templates if the notification may have been sent as a direct message, by a worker whose lease began
+    /// at `leased_at` and which did not know them yet. It must not be sent a second time in another form. A worker whose
+    /// lease began after a template was used knew it (docs/decisions/0033).
     #[must_use]
-    pub fn without_late_templates(self, note: &StoredNotification, is_late: impl Fn(Timestamp) -> bool) -> Self {
+    pub fn without_late_templates(self, note: &StoredNotification, leased_at: Timestamp) -> Self {
         let since = self.choice.as_ref().and_then(Choice::since);
-        let has_words = note.title.is_some() || note.body.is_some();
-        if has_words && is_for_one(entries(note), note) && since.is_some_and(is_late) {
-            return Self { choice: None, own: vec![], ..self };
+        let is_late = since.is_some_and(|since| leased_at <= since);
+        match entries(note) {
+            [only] if is_late && has_own_form(note, only) && is_for_one(entries(note), note) => {
+                Self { choice: None, own: vec![], ..self }
+            }
+            _ => self,
         }
-        self
     }
+}
+
+/// Whether a notification says something to its recipient without a template. Otherwise a direct message would be empty.
+fn has_own_form(note: &StoredNotification, recipient: &Value) -> bool {
+    let has_words = note.title.is_some() || note.body.is_some() || note.data.is_some();
+    has_words || Recipient::from_json(recipient).is_ok_and(|recipient| gets_event(&recipient))
 }
 
 fn entries(note: &StoredNotification) -> &[Value] {

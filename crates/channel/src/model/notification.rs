@@ -4,14 +4,27 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
+use super::Facts;
+
 /// How many characters of a site's name the KPIs keep. The migration `kpis` uses the same number.
 pub const SITE_CHARS: usize = 64;
 
-/// How the idempotency key of a resend begins. Its parts are the entity, the channel, the template and the request.
-const RESEND: &str = "manual:";
+/// The first part of a resend's idempotency key. The entity, the channel, the template and the request follow.
+pub const RESEND_KEY: &str = "manual";
 
-/// How the idempotency key of a digest begins. The id of the delivery that opened it follows.
-pub const DIGEST_KEY: &str = "digest:";
+/// The first part of a digest's idempotency key. A random id follows, so that no application can hold the key already.
+pub const DIGEST_KEY: &str = "digest";
+
+/// Who made a notification.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Maker {
+    /// An application enqueued it.
+    Application,
+    /// An operator asked for it: a copy of an earlier notification.
+    Resend,
+    /// An expansion opened it: a digest of other notifications.
+    Digest,
+}
 
 /// A notification as it is stored: immutable.
 #[derive(Debug, Clone, Serialize)]
@@ -76,14 +89,20 @@ impl StoredNotification {
         self.cancelled.contains(&0) || self.cancelled.contains(&n)
     }
 
-    /// Whether an operator asked for it: a copy of an earlier notification.
-    pub fn is_resend(&self) -> bool {
-        self.idempotency_key.starts_with(RESEND)
-    }
-
-    /// Whether it may be a digest of other notifications. An application can use such a key as well, so only the items tell.
-    pub fn may_be_digest(&self) -> bool {
-        self.idempotency_key.starts_with(DIGEST_KEY)
+    /// Says who made it, by the facts of its own row or of a delivery that a template renders. An application may use any
+    /// key, and writes no rows. So a key of Postcommit's own counts only where it stands on the row as the send key, too.
+    #[must_use]
+    pub fn maker(&self, facts: &Facts) -> Maker {
+        if facts.send_key.as_ref() != Some(&self.idempotency_key) {
+            return Maker::Application;
+        }
+        let mut parts = self.idempotency_key.split(':');
+        // The send key of an entity has four parts, so it is neither of the two.
+        match (parts.next(), parts.count()) {
+            (Some(RESEND_KEY), 4) => Maker::Resend,
+            (Some(DIGEST_KEY), 1) => Maker::Digest,
+            _ => Maker::Application,
+        }
     }
 
     /// The name of the site that the notification came from, as the KPIs use it: at most [`SITE_CHARS`] characters, and

@@ -9,13 +9,13 @@ use futures_util::future::join_all;
 use postcommit::Timestamp;
 use postcommit_channel::clock;
 use postcommit_channel::model::{
-    self, Delivery, Expansion, Found, IN_APP, ListMember, Lookup, NoAddress, OwnAddress, Pin, StoredNotification,
-    Target, TemplateEntry,
+    self, Delivery, Expansion, Found, IN_APP, ListMember, Lookup, Maker, NoAddress, OwnAddress, Pin,
+    StoredNotification, Target, TemplateEntry, TenantContent,
 };
 
+use super::Crew;
 use super::lanes::Table;
 use super::templates::Versions;
-use super::{Crew, attempt};
 use crate::db::DbError;
 use crate::store::{Expanded, Lease, NextPart, Part, VersionKey};
 
@@ -49,17 +49,18 @@ pub type Answered = (Delivery, Arc<StoredNotification>, Answer);
 
 /// Returns the data that must be looked up before a notification can be expanded. `None` if nothing must be looked up.
 pub fn of(delivery: &Delivery, note: &StoredNotification, table: &Table) -> Option<Lookup> {
-    let lookup = model::lookup(note, table.content.get(note.tenant), pin_of(delivery, note, table))?;
+    let (maker, content) = (note.maker(&delivery.facts), table.content.get(note.tenant));
+    let lookup = model::lookup(note, content, (maker, pin_of(delivery, note, maker, content)))?;
     Some(match delivery.lost_since {
         // A worker that did not know the templates yet may have sent the notification from its own row.
-        Some(lost) => lookup.without_late_templates(note, |since| attempt::was_before(lost, since)),
+        Some(lost) => lookup.without_late_templates(note, lost),
         None => lookup,
     })
 }
 
 /// Returns the template and version that a resend or a digest has fixed on the notification's own row
 /// (`store/acts/resend.rs`, `store/queue/pacing.rs`).
-fn pin_of(delivery: &Delivery, note: &StoredNotification, table: &Table) -> Pin {
+fn pin_of(delivery: &Delivery, note: &StoredNotification, maker: Maker, content: Option<&TenantContent>) -> Pin {
     let facts = &delivery.facts;
     let (id, version) = match (&facts.template, facts.template_version) {
         (Some(id), Some(version)) => (id.clone(), version),
@@ -67,8 +68,8 @@ fn pin_of(delivery: &Delivery, note: &StoredNotification, table: &Table) -> Pin 
         _ => return Pin::None,
     };
     // A digest uses the template's newest version, unless the template is no longer active.
-    let present = table.content.get(note.tenant).and_then(|content| content.template(&note.event_type, &id));
-    let version = present.filter(|_| !note.is_resend()).map_or(version, |entry| entry.version);
+    let present = content.and_then(|content| content.template(&note.event_type, &id));
+    let version = present.filter(|_| maker == Maker::Digest).map_or(version, |entry| entry.version);
     Pin::Template(Box::new(TemplateEntry {
         id,
         event_type: note.event_type.clone(),

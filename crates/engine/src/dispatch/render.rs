@@ -1,6 +1,6 @@
 //! Renders the content of deliveries before they are announced, and builds the message for the driver.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,9 +9,8 @@ use postcommit_channel::driver::{Message, RawEvent};
 use postcommit_channel::model::{Delivery, Finish, FinishedState, Reason, StoredNotification, digest_payload};
 use postcommit_channel::render::{Content, render};
 use postcommit_channel::template::{FlatPayload, Warning};
-use serde_json::value::RawValue;
-use uuid::Uuid;
 
+use super::digests::{self, Items};
 use super::lanes::Lane;
 use super::links::Links;
 use super::parked_log::About;
@@ -19,7 +18,7 @@ use super::settler::{Noted, unbegun};
 use super::templates::Versions;
 use super::{Claimed, Crew};
 use crate::db::DbError;
-use crate::store::{DigestKey, Lease, VersionKey};
+use crate::store::{Lease, VersionKey};
 
 /// The rendered content of a delivery.
 pub(super) struct Rendering {
@@ -52,14 +51,15 @@ pub(super) async fn render_all(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, no
     let (templated, direct): (Vec<_>, Vec<_>) =
         batch.into_iter().partition(|(delivery, _)| delivery.facts.template.is_some());
     let mut rendered: Vec<Rendered> = direct.into_iter().map(render_direct).collect();
+    let (templated, items) = digests::read_items(crew, lane, templated, now).await;
     if templated.is_empty() {
         return rendered;
     }
-    let ingredients = match load(crew, &templated).await {
+    let ingredients = match load(crew, &templated, items).await {
         Ok(loaded) => loaded,
         Err(problem) => {
             let wait = crew.reading.wait();
-            tracing::warn!(%problem, ?wait, "could not read templates or the items of digests; the deliveries go back to the queue and are tried again after the wait");
+            tracing::warn!(%problem, ?wait, "could not read templates; the deliveries go back to the queue and are tried again after the wait");
             crew.settler.put_off(templated.iter().map(|(delivery, _)| Lease::of(delivery)), now.plus(wait));
             return rendered;
         }
@@ -77,11 +77,10 @@ pub(super) async fn render_all(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, no
 struct Ingredients {
     versions: Versions,
     links: Links,
-    /// The items of digests, by the notification of the digest.
-    items: HashMap<Uuid, Vec<Box<RawValue>>>,
+    items: Items,
 }
 
-async fn load(crew: &Crew, batch: &[Claimed]) -> Result<Ingredients, DbError> {
+async fn load(crew: &Crew, batch: &[Claimed], items: Items) -> Result<Ingredients, DbError> {
     let store = &crew.tools.store;
     let wanted: BTreeSet<VersionKey> = batch.iter().map(|(delivery, _)| version_of(delivery)).collect();
     let versions = crew.templates.load(store, wanted).await?;
@@ -95,18 +94,11 @@ async fn load(crew: &Crew, batch: &[Claimed]) -> Result<Ingredients, DbError> {
             Links::load(store, &crew.tools.public_url, event_types).await?
         }
     };
-    let items = store.digest_items(&digests(batch)).await?;
     Ok(Ingredients { versions, links, items })
 }
 
-/// Returns the keys of the notifications in the batch that may be digests.
-fn digests(batch: &[Claimed]) -> Vec<DigestKey> {
-    let own = batch.iter().filter(|(_, note)| note.may_be_digest());
-    own.map(|(_, note)| (note.tenant, note.id)).collect::<BTreeSet<_>>().into_iter().collect()
-}
-
 /// Returns the payload from which a notification is rendered: its own payload, or the items of a digest.
-fn payload_of(note: &StoredNotification, items: &HashMap<Uuid, Vec<Box<RawValue>>>) -> FlatPayload {
+fn payload_of(note: &StoredNotification, items: &Items) -> FlatPayload {
     match items.get(&note.id) {
         Some(items) => FlatPayload::new(&digest_payload(items)),
         None => FlatPayload::new(&note.payload),

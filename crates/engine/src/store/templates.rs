@@ -13,6 +13,7 @@ use crate::db::{DbError, Row, Statement, Value};
 use crate::store::content_settings::{CURRENT, MadeFrom, VERSION_COLUMNS, missing};
 use crate::store::lists::keyset::SqlParameters;
 use crate::store::lists::rows::RowQuery;
+use crate::store::providers::turn;
 use crate::store::unreadable::legible;
 use crate::store::{AuditEntry, NotificationFilter, Store};
 
@@ -218,7 +219,29 @@ impl Store {
         );
         let version = self.insert_version(tenant, &draft.id, source, note);
         let entry = AuditEntry::new(tenant, "template.create", draft.id.as_str()).details(json!(draft));
-        self.change_content(tenant, vec![(insert, parameters.0), version], entry).await
+        let created = self.change_content(tenant, vec![(insert, parameters.0), version], entry).await?;
+        if created && draft.active {
+            self.note_use(tenant, &draft.id).await;
+        }
+        Ok(created)
+    }
+
+    /// Notes that a template which was activated is used from now on. The time must be after the commit, so that a claim
+    /// which begins later knows the template (docs/decisions/0033). If this fails, the time of the activation itself stays.
+    /// On SQLite that is right anyway, because a claim and a change exclude each other.
+    async fn note_use(&self, tenant: i32, id: &str) {
+        if self.db.kind() != "postgres" {
+            return;
+        }
+        let sql = "UPDATE postcommit.template SET active_since = {now}
+            WHERE tenant = $1 AND id = $2 AND active AND deleted_at IS NULL";
+        let noted = async {
+            let _turn = turn().await?;
+            self.db.execute_one(sql, vec![tenant.into(), id.into()]).await
+        };
+        if let Err(problem) = noted.await {
+            tracing::warn!(%problem, template = id, "could not note since when the template is used; it is used all the same");
+        }
     }
 
     /// Changes a template if it still has the revision that was read. With a source it gets a new version. Returns
@@ -258,7 +281,11 @@ impl Store {
         };
         let details = json!({"fields": differing(&from.draft, to), "version": from.version + step});
         let entry = AuditEntry::new(tenant, action, from.draft.id.as_str()).details(details);
-        self.change_content(tenant, statements, entry).await
+        let updated = self.change_content(tenant, statements, entry).await?;
+        if updated && to.active && (!from.draft.active || !is_at_same_place(&from.draft, to)) {
+            self.note_use(tenant, &to.id).await;
+        }
+        Ok(updated)
     }
 
     /// Hides a template that is not active and has the revision that was read. Its versions stay, because deliveries
@@ -382,7 +409,16 @@ fn place(tenant: i32, draft: &TemplateDraft) -> Vec<Value> {
     std::iter::once(tenant.into()).chain(texts.map(|text| text.as_str().into())).collect()
 }
 
-/// Returns the fields that differ, with their values before and after.
+/// Whether a template stays with its event type, channel, audience and scope. The triggers in `functions/content.sql` compare
+/// the same.
+fn is_at_same_place(from: &TemplateDraft, to: &TemplateDraft) -> bool {
+    let place = |of: &TemplateDraft| {
+        [&of.event_type, &of.channel, &of.audience, &of.scope_type, &of.scope_id].map(String::clone)
+    };
+    place(from) == place(to)
+}
+
+/// The fields that differ, with their values before and after.
 fn differing(from: &TemplateDraft, to: &TemplateDraft) -> Json {
     let (from, to) = (json!(from), json!(to));
     let fields = from.as_object().into_iter().flatten().filter(|(name, was)| to[name.as_str()] != **was);

@@ -1,8 +1,10 @@
 //! Content and recipients, from enqueue to the captured message, on both databases.
 
 mod addressed;
+mod digests;
 mod held;
 mod hostile;
+mod own_keys;
 mod pacing;
 mod parts;
 mod quiet_hours;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use futures_util::future::join_all;
+use postcommit::Timestamp;
 use postcommit_channel::model::Actor;
 use postcommit_channel::template::{Missing, Source};
 use postcommit_engine::store::{
@@ -68,6 +69,30 @@ impl World {
 }
 
 on_both! {
+    async fn a_template_is_used_from_a_moment_after_its_commit(world) {
+        // The entry in the audit log is the last thing that a change writes before its commit.
+        let newest = AuditFilter { limit: 1, ..AuditFilter::default() };
+        let written = async || world.store.audit_rows(&newest).await.unwrap()[0].at;
+        let used = async || {
+            let rows = world.sql("SELECT active_since FROM postcommit.template WHERE id = 'a'", vec![]).await;
+            rows[0].get::<Timestamp>(0).unwrap()
+        };
+        world.template(&draft("a"), &saying("x")).await;
+        assert!(used().await >= written().await);
+        world.set_active("a", false).await;
+        world.set_active("a", true).await;
+        assert!(used().await >= written().await, "activated again");
+        let from = world.found("a").await;
+        let moved = TemplateDraft { channel: "email".into(), ..from.draft.clone() };
+        assert!(world.store.update_template((&from, &moved), None).await.unwrap());
+        assert!(used().await >= written().await, "at another place");
+        let since = used().await;
+        let from = world.found("a").await;
+        let same = TemplateDraft { language: "pt".into(), ..from.draft.clone() };
+        assert!(world.store.update_template((&from, &same), None).await.unwrap());
+        assert_eq!(used().await, since, "it is used on");
+    }
+
     async fn c9_a_change_makes_a_new_version_and_the_earlier_ones_stay(world) {
         let data = json!({"name": "booked", "parameters": ["{{ guestName }}", 1.5, null]});
         let full = Source {

@@ -16,7 +16,7 @@ use crate::model::expand::{
 };
 use crate::model::pacing::hash;
 use crate::model::user::{KnownUser, ListMember, address, comparable, kind_of_channel};
-use crate::model::{Digesting, Facts, FinishedState, Pacing, QuietRule, QuietWindow, StoredNotification};
+use crate::model::{Digesting, Facts, FinishedState, Maker, Pacing, QuietRule, QuietWindow, StoredNotification};
 use crate::template::FlatPayload;
 
 /// One party that the notification goes to.
@@ -46,6 +46,7 @@ pub(super) struct Fan<'a> {
     /// The tenant's time zone.
     time_zone: Option<String>,
     payload: &'a FlatPayload,
+    maker: Maker,
     found: &'a Found,
     pub(super) targets: Vec<Target>,
     /// Channel, address, audience and provider of what is sent already.
@@ -86,6 +87,7 @@ impl<'a> Fan<'a> {
             quiet_rule,
             time_zone,
             payload,
+            maker: lookup.maker,
             found,
             targets: vec![],
             seen: HashSet::new(),
@@ -218,7 +220,8 @@ impl<'a> Fan<'a> {
             Some(entry) => self.facts(entry, target, known.as_ref()),
             None => Facts::new(channel, target),
         };
-        facts.provider = named_provider(&party.recipient);
+        // An address that a template gives is routed by its channel.
+        facts.provider = named_provider(&party.recipient).filter(|_| !is_own);
         // The address of a direct message to an inbox is the user's id; it needs no second column.
         facts.user_id = user.filter(|_| entry.is_some() || channel != IN_APP).map(str::to_owned);
         let fate = self.fate(party, channel, (recipient.as_ref(), known.as_ref()), entry, &facts);
@@ -245,7 +248,7 @@ impl<'a> Fan<'a> {
         let window = QuietWindow::new(hours, [profile.time_zone.as_deref(), self.time_zone.as_deref()]);
         let end = window.end(self.found.at);
         // A digest is not skipped, because its items would be lost.
-        let is_skipped = self.quiet_rule == QuietRule::Skip && !self.note.may_be_digest();
+        let is_skipped = self.quiet_rule == QuietRule::Skip && self.maker != Maker::Digest;
         if let (Some(end), true) = (end, is_skipped) {
             let detail = format!("the user has quiet hours until {end}, and the event type is skipped in them");
             target.fate = skipped("quiet_hours", detail);
@@ -301,7 +304,7 @@ impl<'a> Fan<'a> {
                 format!("{place}: the notification goes to this address on {channel} already"),
             );
         }
-        lane_for(recipient_provider(&party.recipient), channel, self.routes)
+        lane_for(facts.provider.as_deref(), channel, self.routes)
     }
 
     /// The columns of a target that a template renders.
@@ -323,9 +326,9 @@ impl<'a> Fan<'a> {
         }
     }
 
-    /// The key that is shown on the delivery. A resend has a key of its own and is never a duplicate.
+    /// The key that is shown on the delivery. A resend and a digest have keys of their own and are never duplicates.
     fn send_key(&self, entry: &TemplateEntry) -> Option<String> {
-        if self.note.is_resend() {
+        if self.maker != Maker::Application {
             return Some(self.note.idempotency_key.clone());
         }
         let entity = self.note.entity.as_deref().filter(|_| entry.once_per_entity)?;
@@ -336,7 +339,7 @@ impl<'a> Fan<'a> {
     /// address that the template itself gives, the template is the recipient, so that a changed phone number causes no
     /// second send.
     fn once(&self, entry: &TemplateEntry, facts: &Facts, is_own: bool) -> Option<Uuid> {
-        if self.note.is_resend() || !entry.once_per_entity {
+        if self.maker != Maker::Application || !entry.once_per_entity {
             return None;
         }
         let (kind, recipient) = match &facts.user_id {
@@ -351,7 +354,7 @@ impl<'a> Fan<'a> {
     /// What a throttle or a digest of the template does with a target. A resend was asked for, and a digest is not
     /// collected once more.
     fn pacing(&self, entry: &TemplateEntry, facts: &Facts) -> Option<Pacing> {
-        if (entry.throttle.is_none() && entry.digest.is_none()) || self.note.is_resend() {
+        if (entry.throttle.is_none() && entry.digest.is_none()) || self.maker != Maker::Application {
             return None;
         }
         let address = comparable(facts.target());
@@ -368,7 +371,7 @@ impl<'a> Fan<'a> {
                 window: Duration::from_secs(rule.window_s.into()),
                 event_type: self.note.event_type.clone(),
                 tenant_name: self.note.tenant_name.clone(),
-                recipient: digest_recipient(facts)?,
+                recipient: reached_recipient(facts)?,
                 priority: self.note.priority,
                 bytes: self.note.payload.get().len() as u64,
             })
@@ -398,8 +401,9 @@ impl<'a> Fan<'a> {
     }
 }
 
-/// To whom a digest goes. An address of a channel that the product does not know cannot be named as a recipient.
-fn digest_recipient(facts: &Facts) -> Option<Recipient> {
+/// To whom a delivery goes, as a recipient of another notification. An address of a channel that the product does not know
+/// cannot be named as a recipient.
+pub(in crate::model) fn reached_recipient(facts: &Facts) -> Option<Recipient> {
     match (&facts.user_id, &facts.provider) {
         (Some(user), _) => Some(Recipient::user(user.as_str())),
         (None, Some(provider)) => Some(Recipient::at(provider.as_str(), facts.target())),
@@ -409,8 +413,9 @@ fn digest_recipient(facts: &Facts) -> Option<Recipient> {
 }
 
 /// An address on a channel as a recipient, so that it can be checked. An address of a channel that the product does not
-/// know is checked only in its length and characters.
-pub(in crate::model) fn recipient_on(channel: &str, value: String) -> Recipient {
+/// know is checked only in its length and characters. It names no provider, although it has the form of a recipient that
+/// does.
+fn recipient_on(channel: &str, value: String) -> Recipient {
     match kind_of_channel(channel) {
         _ if channel == IN_APP => Recipient::User(value),
         Some(kind) => address(kind, &value).unwrap_or(Recipient::List(value)),
@@ -419,7 +424,7 @@ pub(in crate::model) fn recipient_on(channel: &str, value: String) -> Recipient 
 }
 
 /// Whether a recipient is a program that receives the event itself.
-fn gets_event(recipient: &Recipient) -> bool {
+pub(super) fn gets_event(recipient: &Recipient) -> bool {
     matches!(recipient, Recipient::Webhook(_) | Recipient::Provider { .. })
 }
 

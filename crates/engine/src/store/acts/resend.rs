@@ -1,11 +1,11 @@
 //! Resends a notification of an entity at an operator's request. The resend is a new notification. The original does
 //! not change.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use postcommit::{Recipient, Source, key, limits};
 use postcommit_channel::model::{
-    Facts, Provider, Routes, StoredNotification, channels_of_kind, reachable, recipients_of, short_name,
+    Facts, Provider, RESEND_KEY, Routes, StoredNotification, channels_of_kind, reachable, recipients_of, short_name,
 };
 use postcommit_channel::render::render;
 use serde_json::json;
@@ -14,9 +14,11 @@ use uuid::Uuid;
 
 use crate::crash_point;
 use crate::db::columns::{Columns, in_order, names};
-use crate::db::{Db, DbError, Statement, postgres, sqlite};
+use crate::db::{Db, DbError, Row, Statement, Value, postgres, sqlite};
 use crate::store::intake::accept::{Accepted, BatchItem, enter_one_postgres, enter_one_sqlite};
-use crate::store::{AuditEntry, DeliveryFilter, NotAccepted, NotificationFilter, NotificationRequest, Store, masked};
+use crate::store::{
+    AuditEntry, DeliveryFilter, NotAccepted, NotificationFilter, NotificationRequest, NotificationRow, Store, masked,
+};
 
 /// A request to resend a notification.
 #[derive(Debug, Clone)]
@@ -32,9 +34,6 @@ pub struct Resend {
     /// The request's id. A repeated request with the same id does not send again.
     pub request_id: String,
 }
-
-/// The first part of the idempotency key of every copy.
-const MANUAL: &str = "manual";
 
 impl Resend {
     /// Checks the names and the recipient.
@@ -64,7 +63,7 @@ impl Resend {
     /// empty. If the key would be too long, the entity is replaced with its hash.
     fn key(&self) -> String {
         let template = self.template.as_deref().unwrap_or_default();
-        let of = |entity: &str| key::of(MANUAL, &[entity, &self.channel, template, &self.request_id]);
+        let of = |entity: &str| key::of(RESEND_KEY, &[entity, &self.channel, template, &self.request_id]);
         let plain = of(&self.entity);
         if plain.chars().count() <= limits::KEY_CHARS {
             return plain;
@@ -85,8 +84,8 @@ pub struct Copied {
     pub request: NotificationRequest,
     /// The id of the original notification.
     of: Uuid,
-    /// How the copy is rendered. `None` if the templates of its event type decide when it is expanded.
-    pin: Option<PinnedText>,
+    /// How the copy is rendered.
+    pin: PinnedText,
 }
 
 /// The text of a copy. It is stored on the copy's own row until the copy is expanded.
@@ -94,9 +93,15 @@ pub struct Copied {
 struct PinnedText {
     /// The id of the template. `None` for the copy of a direct message.
     template: Option<String>,
-    /// The version of the template. 0 for the copy of a direct message.
-    version: i32,
+    /// 0 for the copy of a direct message.
+    version: Option<i32>,
     language: Option<String>,
+}
+
+impl PinnedText {
+    fn direct() -> Self {
+        Self { version: Some(0), ..Self::default() }
+    }
 }
 
 /// A template that a resend names.
@@ -108,6 +113,9 @@ struct Named {
 impl Store {
     /// Returns the result of an earlier request with the same id, if there was one. It is a conflict if the event type
     /// or the recipient differs.
+    ///
+    /// # Errors
+    /// Fails if an application holds the key of the request, or if the database fails.
     pub async fn resent(&self, tenant: i32, wish: &Resend) -> Result<Option<Accepted>, NotAccepted> {
         let filter = NotificationFilter {
             tenant: Some(tenant),
@@ -116,6 +124,16 @@ impl Store {
             ..NotificationFilter::default()
         };
         let Some(first) = self.notification_rows(&filter).await?.rows.pop() else { return Ok(None) };
+        if !self.copies_among(tenant, &[first.id]).await?.contains(&first.id) {
+            let problem = format!(
+                "is {:?}, and the key {:?} of that resend is held by notification {}, which an application enqueued; name \
+                 another request_id",
+                wish.request_id,
+                wish.key(),
+                first.id
+            );
+            return Err(NotAccepted::invalid("request_id", problem));
+        }
         let mut conflict = wish.event_type.as_ref().is_some_and(|wanted| *wanted != first.event_type);
         if let Some(recipient) = &wish.recipient {
             let note = self.notification(Some(tenant), first.id).await?;
@@ -143,7 +161,8 @@ impl Store {
         let Some(note) = self.notification(Some(tenant), of).await? else { return Ok(None) };
         if sent.is_none() && self.has_template(&note, &wish.channel).await? {
             let recipients = suited(&note, wish)?;
-            return Ok(Some(Copied { request: again(&note, wish, &recipients)?, of, pin: None }));
+            let request = again(&note, wish, &recipients)?;
+            return Ok(Some(Copied { request, of, pin: PinnedText::default() }));
         }
         let providers = self.providers_of(tenant).await?;
         let facts = if sent.is_some() { self.facts_over(note.tenant, of, &wish.channel).await? } else { vec![] };
@@ -161,7 +180,7 @@ impl Store {
             );
             return Err(NotAccepted::invalid("channel", problem));
         }
-        Ok(Some(Copied { request: again(&note, wish, &recipients)?, of, pin: Some(pin) }))
+        Ok(Some(Copied { request: again(&note, wish, &recipients)?, of, pin }))
     }
 
     /// Prepares the current text of a template with the newest event of the entity. An event of the template's own
@@ -177,7 +196,7 @@ impl Store {
         let Some(of) = newest else { return Ok(None) };
         let Some(note) = self.notification(Some(tenant), of).await? else { return Ok(None) };
         let recipients = suited(&note, wish)?;
-        Ok(Some(Copied { request: again(&note, wish, &recipients)?, of, pin: Some(named.pin) }))
+        Ok(Some(Copied { request: again(&note, wish, &recipients)?, of, pin: named.pin }))
     }
 
     /// Reads the template that a resend names.
@@ -198,7 +217,7 @@ impl Store {
             return Err(refused(format!("is {id:?}, which is not active; activate it, then resend")));
         }
         let language = Some(row.get::<String>(3)?).filter(|language| !language.is_empty());
-        let pin = PinnedText { template: Some(id.to_owned()), version: row.get(2)?, language };
+        let pin = PinnedText { template: Some(id.to_owned()), version: Some(row.get(2)?), language };
         Ok(Named { event_type: row.get(0)?, pin })
     }
 
@@ -218,7 +237,7 @@ impl Store {
         let recipient = recipient.as_ref().map(|recipient| json!({recipient.kind(): masked(recipient.value())}));
         let details = json!({"entity": entity, "channel": channel, "event_type": event_type, "recipient": recipient,
             "template": template, "request_id": request_id, "of": copied.of});
-        let pin = copied.pin.map(|pin| (pin, channel.clone()));
+        let (pin, own_key) = ((copied.pin, channel.clone()), wish.key());
         let entry = move |id: Uuid| AuditEntry::new(tenant, "entity.resend", id.to_string()).details(details.clone());
         crash_point!("enqueue.before");
         let accepted = match &self.db {
@@ -228,9 +247,7 @@ impl Store {
                 let accepted = enter_one_postgres(&transaction, &copied.request).await?;
                 if !accepted.duplicate {
                     postgres::run(&transaction, &self.audit(entry(accepted.id))).await?;
-                    if let Some(pin) = &pin {
-                        postgres::run(&transaction, &pinned(tenant, accepted.id, pin)).await?;
-                    }
+                    postgres::run(&transaction, &pinned(tenant, accepted.id, &pin, &own_key)).await?;
                 }
                 crash_point!("enqueue.in_tx");
                 transaction.commit().await.map_err(postgres::refused)?;
@@ -242,8 +259,8 @@ impl Store {
                 db.write(move |connection| {
                     let accepted = enter(connection)?;
                     if !accepted.duplicate {
-                        let pin = pin.as_ref().map(|pin| pinned(tenant, accepted.id, pin));
-                        for (sql, parameters) in [this.audit(entry(accepted.id))].into_iter().chain(pin) {
+                        let pin = pinned(tenant, accepted.id, &pin, &own_key);
+                        for (sql, parameters) in [this.audit(entry(accepted.id)), pin] {
                             sqlite::run(connection, &sqlite::dialect(&sql), &parameters)?;
                         }
                     }
@@ -254,10 +271,11 @@ impl Store {
             }
         };
         crash_point!("enqueue.after_commit");
-        if !accepted.conflict {
+        if !accepted.duplicate {
             return Ok(accepted);
         }
-        // Two concurrent requests with the same id can copy different notifications, if a new one was sent in between.
+        // Two concurrent requests with the same id can copy different notifications, if a new one was sent in between. Or
+        // an application has used the key.
         Ok(self.resent(tenant, wish).await?.unwrap_or(accepted))
     }
 
@@ -284,8 +302,29 @@ impl Store {
             ..NotificationFilter::default()
         };
         let rows = self.notification_rows(&filter).await?.rows;
-        let original = rows.iter().find(|row| !is_copy(&row.idempotency_key));
+        let has_its_key = |row: &&NotificationRow| row.idempotency_key.split(':').next() == Some(RESEND_KEY);
+        let copies: Vec<Uuid> = rows.iter().filter(has_its_key).map(|row| row.id).collect();
+        let copies = self.copies_among(tenant, &copies).await?;
+        let original = rows.iter().find(|row| !copies.contains(&row.id));
         Ok(original.or(rows.first()).map(|row| row.id))
+    }
+
+    /// Returns which of these notifications are copies. The audit log tells, because an application may use any key.
+    async fn copies_among(&self, tenant: i32, ids: &[Uuid]) -> Result<HashSet<Uuid>, DbError> {
+        if ids.is_empty() {
+            return Ok(HashSet::new());
+        }
+        let given = match &self.db {
+            Db::Postgres(_) => "SELECT value #>> '{}' FROM jsonb_array_elements($2::jsonb)",
+            Db::Sqlite(_) => "SELECT value FROM json_each($2)",
+        };
+        let sql = format!(
+            "SELECT a.subject FROM postcommit.audit a
+             WHERE a.tenant = $1 AND a.action = 'entity.resend' AND a.subject IN ({given})"
+        );
+        let rows = self.db.query(&sql, vec![tenant.into(), Value::from(json!(ids))]).await?;
+        let read = |row: &Row| Ok(row.get::<String>(0)?.parse::<Uuid>().ok());
+        Ok(rows.iter().map(read).collect::<Result<Vec<_>, DbError>>()?.into_iter().flatten().collect())
     }
 
     async fn newest_over(&self, tenant: i32, wish: &Resend) -> Result<Option<Uuid>, DbError> {
@@ -313,15 +352,10 @@ impl Store {
     }
 }
 
-/// Returns whether a notification with this key is a copy.
-fn is_copy(key: &str) -> bool {
-    key.strip_prefix(MANUAL).is_some_and(|rest| rest.starts_with(':'))
-}
-
-/// Returns the statement that notes on the copy's own row how it is rendered.
-fn pinned(tenant: i32, id: Uuid, (pin, channel): &(PinnedText, String)) -> Statement {
+/// Returns the statement that notes on the copy's own row that it is one, and how it is rendered.
+fn pinned(tenant: i32, id: Uuid, (pin, channel): &(PinnedText, String), own_key: &str) -> Statement {
     let sql = "UPDATE postcommit.delivery_queue
-        SET channel = $3, template = $4, template_version = $5, language = $6
+        SET channel = $3, template = $4, template_version = $5, language = $6, send_key = $7
         WHERE tenant = $1 AND notification_id = $2 AND n = 0";
     let parameters = vec![
         tenant.into(),
@@ -330,6 +364,7 @@ fn pinned(tenant: i32, id: Uuid, (pin, channel): &(PinnedText, String)) -> State
         pin.template.clone().into(),
         pin.version.into(),
         pin.language.clone().into(),
+        own_key.into(),
     ];
     (sql.to_owned(), parameters)
 }
@@ -339,10 +374,10 @@ fn pinned(tenant: i32, id: Uuid, (pin, channel): &(PinnedText, String)) -> State
 fn text_of(of: Uuid, facts: &[Facts]) -> Result<PinnedText, NotAccepted> {
     let text = |facts: &Facts| PinnedText {
         template: facts.template.clone(),
-        version: facts.template_version.unwrap_or_default(),
+        version: Some(facts.template_version.unwrap_or_default()),
         language: facts.language.clone().filter(|_| facts.template.is_some()),
     };
-    let Some(first) = facts.first().map(text) else { return Ok(PinnedText::default()) };
+    let Some(first) = facts.first().map(text) else { return Ok(PinnedText::direct()) };
     if facts.iter().all(|facts| text(facts) == first) {
         return Ok(first);
     }
@@ -352,8 +387,8 @@ fn text_of(of: Uuid, facts: &[Facts]) -> Result<PinnedText, NotAccepted> {
     Err(NotAccepted::invalid("template", problem))
 }
 
-/// Returns the recipients that a notification reached on the channel. It fails if the provider of one of them is gone
-/// or disabled.
+/// Returns the recipients that a notification reached on the channel. There are none if the template gives the address
+/// again. It fails if the provider of one of them is gone or disabled.
 fn reached_before(
     note: &StoredNotification,
     wish: &Resend,
@@ -362,7 +397,7 @@ fn reached_before(
 ) -> Result<Vec<Recipient>, NotAccepted> {
     let of = note.id;
     let recipients = recipients_of(note, facts);
-    if recipients.is_empty() {
+    if facts.is_empty() {
         let problem =
             format!("no recipient of notification {of} can be reached on channel {:?} any more", wish.channel);
         return Err(NotAccepted::invalid("channel", problem));

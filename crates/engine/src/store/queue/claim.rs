@@ -95,11 +95,12 @@ const PICKED_OF_IT: &str = "picked AS MATERIALIZED (
 fn held_postgres() -> String {
     format!("({} OR p.rate_per_s IS NOT NULL)", closed_postgres("p"))
 }
-/// Leases the picked rows. It finds them by `ctid`, which is safe because the same statement has locked them. So the
+/// Leases the picked rows. A lease begins with the statement, before its snapshot is taken: what was committed before that
+/// moment is certainly known to its worker (docs/decisions/0033). It finds the rows by `ctid`, which is safe because the same statement has locked them. So the
 /// plan does not depend on statistics.
 const LEASE: &str = "
     UPDATE postcommit.delivery_queue q
-    SET lease_token = $3, lease_until = clock_timestamp() + $4::float8 * interval '1 second', leased_at = clock_timestamp(),
+    SET lease_token = $3, lease_until = clock_timestamp() + $4::float8 * interval '1 second', leased_at = now(),
       lost_since = CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.lost_since, q.leased_at) ELSE q.lost_since END, losses = q.losses + (q.lease_token IS NOT NULL)::int, first_try_at = CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.first_try_at, q.leased_at) ELSE q.first_try_at END
     WHERE q.ctid = ANY (ARRAY(SELECT ctid FROM picked))
     RETURNING ";

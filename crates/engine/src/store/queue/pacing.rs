@@ -13,7 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures_util::FutureExt;
 use postcommit::Timestamp;
 use postcommit_channel::model::{
-    DIGESTED, DeliveryKey, Digesting, Fate, FinishedState, OpenDigest, Pace, Pacing, Period, THROTTLED, Target,
+    DIGEST_KEY, DIGESTED, DeliveryKey, Digesting, Fate, FinishedState, OpenDigest, Pace, Pacing, Period, THROTTLED,
+    Target,
 };
 use rusqlite::Connection;
 use serde_json::{Value as Json, json};
@@ -22,7 +23,7 @@ use uuid::Uuid;
 use super::expand::{DUPLICATE, Expanded, SENT_ALREADY, Written};
 use crate::crash_point;
 use crate::db::{DbError, Row, Transaction, Value, postgres, sqlite};
-use crate::store::intake::accept::{enter_one_postgres, enter_one_sqlite};
+use crate::store::intake::accept::{Accepted, enter_one_postgres, enter_one_sqlite};
 use crate::store::{NotificationRequest, Store};
 
 /// A transaction of either database.
@@ -30,7 +31,7 @@ trait Session {
     /// Runs a statement that is written once for both databases. `rows` is its only parameter, a JSON array.
     async fn query(&self, sql: &str, rows: Vec<Json>) -> Result<Vec<Row>, DbError>;
     /// Enqueues a notification.
-    async fn enqueue(&self, request: &NotificationRequest) -> Result<Uuid, DbError>;
+    async fn enqueue(&self, request: &NotificationRequest) -> Result<Accepted, DbError>;
 }
 
 impl Session for Transaction<'_> {
@@ -38,8 +39,8 @@ impl Session for Transaction<'_> {
         postgres::query(self, sql, &[Value::from(json!(rows))]).await
     }
 
-    async fn enqueue(&self, request: &NotificationRequest) -> Result<Uuid, DbError> {
-        Ok(enter_one_postgres(self, request).await?.id)
+    async fn enqueue(&self, request: &NotificationRequest) -> Result<Accepted, DbError> {
+        enter_one_postgres(self, request).await
     }
 }
 
@@ -48,8 +49,8 @@ impl Session for &Connection {
         sqlite::query(self, &sqlite::dialect(sql), &[Value::from(json!(rows))])
     }
 
-    async fn enqueue(&self, request: &NotificationRequest) -> Result<Uuid, DbError> {
-        Ok(enter_one_sqlite(request)?(self)?.id)
+    async fn enqueue(&self, request: &NotificationRequest) -> Result<Accepted, DbError> {
+        enter_one_sqlite(request)?(self)
     }
 }
 
@@ -163,7 +164,14 @@ impl Store {
         let own = Dialect(self);
         let (own_row, until) = (own.own_row(), self.time_given("g.until_us"));
         let queue = "postcommit.delivery_queue q";
-        let pinned = [ID, ("channel", "text"), ("template", "text"), ("version", "int"), ("language", "text")];
+        let pinned = [
+            ID,
+            ("channel", "text"),
+            ("template", "text"),
+            ("version", "int"),
+            ("language", "text"),
+            ("send_key", "text"),
+        ];
         PacingSql {
             leased: format!(
                 "SELECT q.tenant, q.notification_id, {{now}} FROM {} JOIN {queue} ON {own_row}
@@ -232,8 +240,9 @@ impl Store {
     }
 }
 
-/// Writes the template of a digest on the digest's own row, in the same columns as `acts/resend.rs` for a copy.
-const PIN: &str = "channel = g.channel, template = g.template, template_version = g.version, language = g.language";
+/// Notes on a digest's own row that it is one, and by which template it is rendered, as `acts/resend.rs` does for a copy.
+const PIN: &str = "channel = g.channel, template = g.template, template_version = g.version, language = g.language,
+    send_key = g.send_key";
 
 /// Decides about every target of a batch that has a throttle or digest. Writes the results, except the targets
 /// themselves.
@@ -395,9 +404,10 @@ impl<'a, S: Session> Pacer<'a, S> {
     /// is rendered.
     async fn open(&self, key: DeliveryKey, target: &Target, digesting: &Digesting) -> Result<Uuid, DbError> {
         let facts = &target.facts;
+        let own_key = format!("{DIGEST_KEY}:{}", Uuid::new_v4());
         let said = json!({
             "event_type": digesting.event_type,
-            "idempotency_key": format!("{}{}", postcommit_channel::model::DIGEST_KEY, key.id()),
+            "idempotency_key": own_key,
             "recipients": [digesting.recipient],
             "channels": [facts.channel()],
             "priority": digesting.priority,
@@ -406,9 +416,16 @@ impl<'a, S: Session> Pacer<'a, S> {
         });
         let request = NotificationRequest::read(&said.to_string(), &digesting.tenant_name)
             .map_err(|problem| DbError::Unreadable(format!("a digest cannot be enqueued: {problem}")))?;
-        let id = self.session.enqueue(&request).await?;
+        let Accepted { id, duplicate, .. } = self.session.enqueue(&request).await?;
+        if duplicate {
+            // Nothing is written, and the expansion is repeated.
+            return Err(DbError::Unreadable(format!(
+                "the key {own_key:?} of a new digest is held by notification {id}"
+            )));
+        }
         let pin = json!({"tenant": key.tenant, "notification_id": id, "channel": facts.channel(),
-            "template": facts.template, "version": facts.template_version, "language": facts.language});
+            "template": facts.template, "version": facts.template_version, "language": facts.language,
+            "send_key": own_key});
         self.session.query(&self.sql.pin, vec![pin]).await?;
         Ok(id)
     }

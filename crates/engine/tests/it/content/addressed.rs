@@ -1,7 +1,8 @@
 //! Recipients: users and their addresses, languages and preferences; lists; suppressions.
 
 use postcommit::Timestamp;
-use postcommit_engine::store::{DeliveryFilter, NotificationFilter};
+use postcommit_channel::model::ProviderDraft;
+use postcommit_engine::store::{DeliveryFilter, NotificationFilter, Resend};
 use serde_json::json;
 
 use super::outcome;
@@ -193,5 +194,36 @@ on_both! {
         assert_eq!(world.outcomes(list).await, [outcome("", "parked", "unknown_list")]);
         assert_eq!(world.outcomes(user).await, [outcome("email", "skipped", "no_address")]);
         assert_eq!(world.outcomes(event).await, [outcome("", "parked", "no_recipient")]);
+    }
+
+    async fn an_address_of_a_template_on_a_channel_of_a_provider_goes_by_the_channel(world) {
+        // One provider has the channel, another one only its name.
+        let named = |name: &str, channel: &str| ProviderDraft { channel: channel.into(), ..world.draft(name, "capture", json!({})) };
+        world.provider(named("pager", "email")).await;
+        world.provider(named("oncall", "pager")).await;
+        world.write_template("page", "pager", json!({"to": "desk-{{listingId}}", "text": "Room {{bookingId}}"})).await;
+        let id = world.book("1", json!({})).await;
+        world.pass().await;
+        let row = world.delivery(id).await;
+        assert_eq!((row.state.as_str(), row.provider.as_deref()), ("sent", Some("oncall")), "{row:?}");
+        assert_eq!(world.captured(id).await[&("pager".to_owned(), "desk-10".to_owned())]["body"], "Room 12345");
+
+        // A copy of what was sent takes the same way.
+        let wish = Resend { entity: "1".into(), channel: "pager".into(), event_type: None, template: None, recipient: None, request_id: "r1".into() };
+        let copied = world.store.copied(world.tenant, &wish).await.unwrap().unwrap();
+        let copy = world.store.resend(world.tenant, &wish, copied).await.unwrap().id;
+        world.pass().await;
+        assert_eq!(world.delivery(copy).await.provider.as_deref(), Some("oncall"));
+        assert!(world.captured(copy).await.contains_key(&("pager".into(), "desk-10".into())));
+
+        // So does a delivery that was parked without the provider.
+        world.update(&ProviderDraft { enabled: false, ..named("oncall", "pager") }).await;
+        let late = world.book("2", json!({})).await;
+        world.pass().await;
+        assert_eq!(world.outcomes(late).await, [outcome("pager", "parked", "no_provider")]);
+        world.update(&named("oncall", "pager")).await;
+        assert!(world.store.retry(world.key(late, 1)).await.unwrap());
+        world.pass().await;
+        assert_eq!(world.delivery(late).await.provider.as_deref(), Some("oncall"));
     }
 }

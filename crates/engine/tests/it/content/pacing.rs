@@ -13,8 +13,8 @@ use crate::world::World;
 
 const ALL_ITEMS: &str = "{{ count }} for {{ task }}:{% for item in items %} {{ item.task }}{% endfor %}";
 
-/// Creates a provider, a user with a mail address, and a template with these rules.
-async fn begin(world: &World, rules: serde_json::Value) {
+/// A provider, a user with a mail address, and a template with these rules.
+pub(super) async fn begin(world: &World, rules: serde_json::Value) {
     world.capture(json!({})).await;
     let mut template = json!({"text": ALL_ITEMS});
     for (name, value) in rules.as_object().cloned().unwrap_or_default() {
@@ -26,12 +26,12 @@ async fn begin(world: &World, rules: serde_json::Value) {
     }
 }
 
-async fn task(world: &World, user: &str, task: &str) -> Uuid {
+pub(super) async fn task(world: &World, user: &str, task: &str) -> Uuid {
     let fields = json!({"recipients": [{"user": user}], "channels": ["email"], "payload": {"task": task, "listingId": task.len()}, "entity": task});
     world.enqueue(CONFIRMED, fields).await
 }
 
-async fn tasks(world: &World, user: &str, names: &[&str]) -> Vec<Uuid> {
+pub(super) async fn tasks(world: &World, user: &str, names: &[&str]) -> Vec<Uuid> {
     let mut ids = vec![];
     for name in names {
         ids.push(task(world, user, name).await);
@@ -40,19 +40,19 @@ async fn tasks(world: &World, user: &str, names: &[&str]) -> Vec<Uuid> {
 }
 
 /// The digest that an event is in.
-async fn digest_of(world: &World, item: Uuid) -> Uuid {
+pub(super) async fn digest_of(world: &World, item: Uuid) -> Uuid {
     let sql = "SELECT digest_id FROM postcommit.digest_item WHERE notification_id = $1";
     world.sql(sql, vec![item.into()]).await[0].get(0).unwrap()
 }
 
-/// Returns all digests. Digests of the same millisecond have no fixed order.
-async fn digests(world: &World) -> Vec<Uuid> {
+/// The digests there are.
+pub(super) async fn digests(world: &World) -> Vec<Uuid> {
     let rows = world.sql("SELECT DISTINCT digest_id FROM postcommit.digest_item ORDER BY digest_id", vec![]).await;
     rows.iter().map(|row| row.get(0).unwrap()).collect()
 }
 
-/// Returns the texts that were sent for a notification, by address.
-async fn bodies(world: &World, id: Uuid) -> BTreeMap<String, String> {
+/// The texts that were sent for a notification, by address.
+pub(super) async fn bodies(world: &World, id: Uuid) -> BTreeMap<String, String> {
     let sent = world.captured(id).await;
     sent.into_iter().map(|((_, to), sent)| (to, sent["body"].as_str().unwrap().to_owned())).collect()
 }
@@ -65,8 +65,8 @@ fn items_in(body: &str) -> Vec<String> {
     items
 }
 
-/// Counts the notifications by the state and code of their only delivery.
-async fn outcomes_of(world: &World, ids: &[Uuid]) -> BTreeMap<(String, String), usize> {
+/// The only outcome of each notification: its state and code.
+pub(super) async fn outcomes_of(world: &World, ids: &[Uuid]) -> BTreeMap<(String, String), usize> {
     let mut counts = BTreeMap::new();
     for id in ids {
         for (_, state, code) in world.outcomes(*id).await {
@@ -76,7 +76,7 @@ async fn outcomes_of(world: &World, ids: &[Uuid]) -> BTreeMap<(String, String), 
     counts
 }
 
-fn counted(state: &str, code: &str, count: usize) -> ((String, String), usize) {
+pub(super) fn counted(state: &str, code: &str, count: usize) -> ((String, String), usize) {
     ((state.to_owned(), code.to_owned()), count)
 }
 

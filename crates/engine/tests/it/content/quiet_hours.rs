@@ -11,8 +11,8 @@ use uuid::Uuid;
 use super::{CONFIRMED, outcome};
 use crate::world::World;
 
-/// Returns quiet hours that begin and end this many minutes after the current time of the database.
-async fn quiet_hours(world: &World, from: i32, until: i32) -> serde_json::Value {
+/// Quiet hours that begin and end so many minutes after the present moment of the database, whatever it is.
+pub(super) async fn quiet_hours(world: &World, from: i32, until: i32) -> serde_json::Value {
     let text = match world.is_postgres() {
         true => "to_char((clock_timestamp() + make_interval(mins => $1::int)) AT TIME ZONE 'UTC', 'HH24:MI')",
         false => "strftime('%H:%M', 'now', $1 || ' minutes')",
@@ -24,17 +24,17 @@ async fn quiet_hours(world: &World, from: i32, until: i32) -> serde_json::Value 
     json!({"from": at(from).await, "until": at(until).await})
 }
 
-/// Minutes of quiet hours that include the current time, and of quiet hours that do not.
-const NOW: (i32, i32) = (-120, 180);
+/// Minutes of quiet hours that hold the present moment, and of others.
+pub(super) const NOW: (i32, i32) = (-120, 180);
 const LATER: (i32, i32) = (240, 420);
 
-async fn rule(world: &World, quiet_hours: QuietRule) {
+pub(super) async fn rule(world: &World, quiet_hours: QuietRule) {
     let draft = EventTypeDraft { quiet_hours, ..EventTypeDraft::default() };
     world.store.create_event_type(world.tenant, CONFIRMED, &draft).await.unwrap();
 }
 
-/// Creates a user with a mail address and an inbox, and templates for both.
-async fn ana(world: &World, (from, until): (i32, i32)) {
+/// A user with a mail address and an inbox, and templates for both.
+pub(super) async fn ana(world: &World, (from, until): (i32, i32)) {
     world.capture(json!({})).await;
     world.make_in_app().await;
     world.write_template("mail", "email", json!({"text": "Hello {{ user.name }}{{ user.quiet_hours }}"})).await;
@@ -56,7 +56,7 @@ async fn now(world: &World) -> Timestamp {
     world.sql("SELECT updated_at FROM postcommit.list WHERE name = 'clock'", vec![]).await[0].get(0).unwrap()
 }
 
-fn to_ana() -> serde_json::Value {
+pub(super) fn to_ana() -> serde_json::Value {
     json!({"recipients": [{"user": "ana"}]})
 }
 

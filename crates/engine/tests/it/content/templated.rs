@@ -1,6 +1,9 @@
 //! Events that templates render: which templates, which text, and the result without a template.
 
+use std::time::Duration;
+
 use postcommit::Timestamp;
+use postcommit_engine::store::Want;
 use serde_json::json;
 
 use super::{booking, outcome};
@@ -216,6 +219,44 @@ on_both! {
         let row = world.delivery(id).await;
         assert_eq!((row.n, row.state.as_str(), row.template), (1, "sent", None));
         assert_eq!(world.captured(id).await.values().next().unwrap()["title"], "Hello");
+    }
+
+    async fn a_lost_event_that_a_program_may_have_got_is_counted(world) {
+        world.capture(json!({})).await;
+        let id = world.book("1", json!({"recipients": [{"webhook": "https://hooks.example.com/x"}]})).await;
+        world.claim_and_lose().await;
+        world.write_template("sms", "sms", json!({"text": "By the template"})).await;
+        world.pass().await;
+        world.make_due().await;
+        world.pass().await;
+        let log = world.attempts(id).await;
+        assert_eq!((log.len(), log[0].code.as_deref()), (2, Some("lease_expired")), "the lost send counts");
+    }
+
+    async fn a_lost_event_with_words_of_its_own_goes_by_the_template_that_was_used_when_it_was_claimed(world) {
+        world.capture(json!({})).await;
+        world.write_template("sms", "sms", json!({"text": "By the template"})).await;
+        let used = async || {
+            let rows = world.sql("SELECT active_since FROM postcommit.template", vec![]).await;
+            world.store.now().await.unwrap() > rows[0].get(0).unwrap()
+        };
+        world.until("the clock of SQLite to tick", used).await;
+        let id = world.book("1", json!({"title": "Hello", "body": "World", "recipients": [{"phone": "+919876543210"}]})).await;
+        world.claim_and_lose().await;
+        world.pass().await;
+        let sent = world.captured(id).await;
+        assert_eq!((sent.len(), world.attempts(id).await.len()), (1, 1), "nothing was sent before");
+        assert_eq!(sent.values().next().unwrap()["body"], "By the template");
+        assert_eq!(world.delivery(id).await.template.as_deref(), Some("sms"));
+    }
+
+    async fn a_lease_begins_no_later_than_its_claim_looks(world) {
+        world.capture(json!({})).await;
+        world.enqueue("plain", json!({})).await;
+        let lease = Duration::from_secs(60);
+        let claim = world.store.claim(&[Want { lane: -world.tenant, quota: 10 }], lease, None).await.unwrap();
+        let until = world.sql("SELECT lease_until FROM postcommit.delivery_queue", vec![]).await[0].get::<Timestamp>(0).unwrap();
+        assert!(claim.deliveries[0].leased_at.plus(lease) <= until, "{:?} {until:?}", claim.deliveries[0].leased_at);
     }
 
     async fn a_lost_event_without_words_of_its_own_is_never_sent_empty(world) {
