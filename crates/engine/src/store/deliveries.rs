@@ -59,6 +59,9 @@ pub struct DeliveryRow {
     pub error_class: Option<String>,
     /// The text of the last error.
     pub last_error: Option<String>,
+    /// What its template warned of in the last attempt, such as placeholders without a value, if the attempt had no
+    /// error.
+    pub warning: Option<String>,
     /// The provider's id of the message.
     pub provider_ref: Option<String>,
     /// When it was enqueued.
@@ -83,7 +86,7 @@ pub struct DeliveryRow {
     pub template_version: Option<i32>,
     /// The language of the message.
     pub language: Option<String>,
-    /// The user whose address it is. `None` for an address without a user.
+    /// The user whose address or inbox it is. `None` for an address without a user.
     pub user_id: Option<String>,
     /// Of a template that is sent once per entity: `{entity}:{event type}:{channel}:{template}`. Of a resend by a
     /// template: the resend's own key.
@@ -112,7 +115,7 @@ pub struct AttemptRow {
     pub code: Option<String>,
     /// What kind of failure it is, in one vocabulary over all providers.
     pub error_class: Option<String>,
-    /// The text of the error.
+    /// The text of the error, and what the template warned of: `warning: …`. Without a code it is only the warning.
     pub detail: Option<String>,
     /// How long the attempt took.
     pub latency_ms: i32,
@@ -207,7 +210,7 @@ const ROW_QUERY: RowQuery = RowQuery {
         "id, tenant, notification_id, n, event_type, entity, channel, {provider}, target, state, reason, attempts,
         next_attempt_at, error_code, last_error, provider_ref, created_at, sent_at, updated_at, unclear,
         error_class, delivered_at, last_attempt_at, captured, idempotency_key, template, copy_of, asked_by,
-        template_version, language, user_id, send_key, expires_at,
+        template_version, language, user_id, send_key, warning, expires_at,
         (SELECT q.context FROM postcommit.delivery_queue q WHERE q.tenant = $1 AND q.notification_id = $2 AND q.n = $3)",
     of_one: "postcommit.delivery WHERE tenant_id = $1 AND notification_id = $2 AND n = $3",
 };
@@ -339,8 +342,9 @@ fn listed(row: &Row, full: bool) -> Result<DeliveryRow, DbError> {
         language: row.get(29)?,
         user_id: row.get(30)?,
         send_key: row.get(31)?,
+        warning: row.get(32)?,
     };
-    let (expires_at, context) = (row.get(32).ok(), row.get::<Option<String>>(33).ok().flatten());
+    let (expires_at, context) = (row.get(33).ok(), row.get::<Option<String>>(34).ok().flatten());
     let due = listed.next_attempt_at.zip(expires_at);
     listed.quiet_until = due.and_then(|due| quiet_until(context.as_deref(), due));
     listed.last_error = read.problem().or(listed.last_error);
