@@ -11,7 +11,7 @@ mod objects;
 mod rehearsal;
 mod stored;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -53,6 +53,8 @@ pub type Object = Map<String, Value>;
 pub struct State {
     /// By kind and name. A kind that is not there was not read, and is left alone.
     objects: BTreeMap<Kind, BTreeMap<String, Object>>,
+    /// The kinds of layouts, `layout` and `partial`, that have a folder. A kind without one is left alone.
+    layout_kinds: BTreeSet<&'static str>,
     /// The file of each object that was read from a folder. Of a template it is `template.json`.
     files: BTreeMap<(Kind, String), PathBuf>,
 }
@@ -147,7 +149,9 @@ impl State {
             }
         }
         for (name, kind) in LAYOUTS {
-            for (name, file) in files(&folder.join(name), "html", &mut state, Kind::Layout)? {
+            let folder = folder.join(name);
+            state.layout_kinds.extend(folder.is_dir().then_some(kind));
+            for (name, file) in files(&folder, "html", &mut state, Kind::Layout)? {
                 let content = json!({"kind": kind, "source": text_of(&file)?});
                 state.put_file(Kind::Layout, name, file, content)?;
             }
@@ -217,7 +221,10 @@ impl State {
             }
         }
         for (kind, objects) in wanted.objects.iter().rev().filter(|_| prune) {
-            let is_gone = |(name, _): &(&String, &Object)| !objects.contains_key(*name);
+            let is_gone = |(name, object): &(&String, &Object)| {
+                let layout = object.get("kind").and_then(Value::as_str).filter(|_| *kind == Kind::Layout);
+                !objects.contains_key(*name) && layout.is_none_or(|layout| wanted.layout_kinds.contains(layout))
+            };
             all.extend(self.of(*kind).filter(is_gone).map(|(name, object)| Difference {
                 kind: *kind,
                 name: name.clone(),

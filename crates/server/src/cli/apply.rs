@@ -29,9 +29,17 @@ pub struct Apply {
     /// Templates and layouts are compiled. What would be refused is reported as without this option.
     #[arg(long)]
     dry_run: bool,
-    /// Delete what the folder does not have, of the kinds for which it has a folder
+    /// Remove what the folder does not have, of the kinds for which it has a folder; asks before
+    ///
+    /// A template is deactivated and hidden; its versions stay, and a template of the same id brings it back. Layouts,
+    /// partials, providers and lists with their members are deleted, and the declarations of event types. A layout that
+    /// is used, a list inside another one, and a provider for which deliveries wait are refused. The content settings
+    /// stay.
     #[arg(long)]
     prune: bool,
+    /// Do not ask for confirmation of what --prune removes
+    #[arg(short, long)]
+    yes: bool,
 }
 
 impl Apply {
@@ -58,6 +66,7 @@ impl Apply {
             print(format, &differences);
             return result.map(|()| Exit::Ok);
         }
+        self.agree(&differences)?;
         let mut made = Vec::new();
         let make_one = async |one: &Difference| make_one(&stored, &wanted, one).await;
         let result = make(&differences, &mut made, make_one).await;
@@ -72,6 +81,19 @@ impl Apply {
             }
             Err(failure) => Err(failure),
             Ok(()) => Ok(Exit::Ok),
+        }
+    }
+
+    /// Lists what will be removed, and asks a person.
+    fn agree(&self, differences: &[Difference]) -> Result<(), Failure> {
+        let removed: Vec<_> = differences.iter().filter(|one| one.action == Action::Delete).map(removal).collect();
+        if removed.is_empty() {
+            return Ok(());
+        }
+        say!("{}", output::harmless(&format!("to be removed:\n  {}", removed.join("\n  "))));
+        match self.yes {
+            true => Ok(()),
+            false => super::confirm(&format!("{} will be removed", removed.len()), " (--dry-run shows all changes)"),
         }
     }
 }

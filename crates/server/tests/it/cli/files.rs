@@ -105,7 +105,16 @@ on_both! {
         assert!(tried.contains("delete template guest") && tried.contains("delete layout page") && tried.contains("delete provider capture"), "{tried}");
         // Without its folder a kind is left alone.
         std::fs::remove_dir_all(shell.path().join("hotel/providers")).unwrap();
-        let made = shell.run(&["apply", "-f", "hotel", "--prune", "-o", "json"]).ends(0).json();
+        // Before anything is removed, all of it is listed, and somebody must agree.
+        let asked = shell.run(&["apply", "-f", "hotel", "--prune"]).ends(4);
+        assert!(asked.stdout.is_empty() && asked.stderr.starts_with("to be removed:\n  template guest, active for booking.confirmed: it is deactivated and hidden, its versions stay\n"), "{}", asked.stderr);
+        assert!(asked.stderr.contains("\n  list all/staff, with its members\n") && asked.stderr.contains("\n  layout page\n"), "{}", asked.stderr);
+        assert!(asked.stderr.ends_with("4 will be removed: nothing was done; add --yes to confirm (--dry-run shows all changes)\n"), "{}", asked.stderr);
+        assert_eq!(shell.run(&["templates", "show", "sms", "-o", "json"]).ends(0).json()["version"], 1, "nothing was changed");
+        assert_eq!(shell.run(&["templates", "show", "guest", "-o", "json"]).ends(0).json()["active"], true);
+        let ran = shell.run(&["apply", "-f", "hotel", "--prune", "--yes", "-o", "json"]).ends(0);
+        assert!(ran.stderr.starts_with("to be removed:\n"), "{}", ran.stderr);
+        let made = ran.json();
         let told: Vec<String> = made.as_array().unwrap().iter().map(|one| format!("{} {} {}", one["action"], one["kind"], one["name"]).replace('"', "")).collect();
         let expected = ["update list desk", "update template sms", "delete template guest", "delete list all/staff", "delete layout page", "delete layout foot"];
         assert_eq!({ let mut told = told; told.sort(); told }, { let mut all = expected.map(str::to_owned).to_vec(); all.sort(); all });
@@ -114,6 +123,19 @@ on_both! {
         assert_eq!(shell.run(&["templates", "show", "sms", "-o", "json"]).ends(0).json()["version"], 2);
         shell.run(&["templates", "show", "guest"]).ends(3);
         assert_eq!(shell.run(&["apply", "-f", "hotel", "--prune", "-o", "json"]).ends(0).json(), json!([]));
+        // C9: a template is hidden and never deleted. Made again, it goes on with its versions.
+        shell.run(&["templates", "create", "guest", "--event-type", "booking.confirmed", "--channel", "email", "--text", "Hi"]).ends(0);
+        let versions = shell.run(&["templates", "versions", "guest", "-o", "json"]).ends(0).json();
+        assert_eq!(versions.as_array().unwrap().iter().map(|one| one["version"].clone()).collect::<Vec<_>>(), [json!(2), json!(1)]);
+    }
+
+    fn a_kind_of_layouts_without_a_folder_is_not_pruned(kind) {
+        let shell = Shell::ready_on(kind);
+        shell.run(&["layouts", "create", "page", "--source", "{{ content }}"]).ends(0);
+        shell.run(&["layouts", "create", "foot", "--kind", "partial", "--source", "bye"]).ends(0);
+        std::fs::create_dir_all(shell.path().join("only/layouts")).unwrap();
+        let made = shell.run(&["apply", "-f", "only", "--prune", "--yes"]).ends(0).stdout;
+        assert_eq!(made, "delete layout page\n");
     }
 
     fn c9_a_dry_run_finds_what_apply_refuses_and_changes_nothing(kind) {
@@ -165,7 +187,7 @@ on_both! {
         for folder in ["layouts", "event-types"] {
             std::fs::create_dir_all(shell.path().join("bare").join(folder)).unwrap();
         }
-        let (dry, made) = (["apply", "-f", "bare", "--prune", "--dry-run"], ["apply", "-f", "bare", "--prune"]);
+        let (dry, made) = (["apply", "-f", "bare", "--prune", "--dry-run"], ["apply", "-f", "bare", "--prune", "--yes"]);
         let refused = "postcommit: layout page: layout \"page\" is used by template mail; change these first\n";
         assert_eq!(shell.run(&dry).ends(4).stderr, refused);
         assert!(shell.run(&made).ends(4).stderr.ends_with(refused));
