@@ -67,6 +67,7 @@ pub use layouts::{LAYOUTS, LayoutDraft, LayoutRow, LayoutUse};
 pub use lists::keyset::{EXAMINED, Page, Position};
 pub use member_lists::{
     LIST_MEMBERS, ListFilter, ListRow, MEMBERS_CHANGED, MemberDraft, MemberPlace, MemberRow, MembersChanged,
+    check_list, check_members, cyclic_list, too_many_members, unknown_inner_list,
 };
 pub use notifications::{Conflict, NotificationFilter, NotificationRow};
 pub use numbers::groups::{CODES_LISTED, CodeCount, DELETED, GROUPS_LISTED, KpiGroup, KpiGrouping};

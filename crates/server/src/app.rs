@@ -102,7 +102,7 @@ pub fn tools(settings: &Settings, store: Store) -> Result<Tools, Failure> {
         egress,
         keys: keys(settings),
         capture_fail_on,
-        public_url: settings.api.public_url.trim_end_matches('/').to_owned(),
+        public_url: settings.api.public_url.clone(),
         settings: settings.dispatch.clone(),
         kpi: settings.kpi.clone(),
         metrics: Metrics::new(settings.metrics.event_types),

@@ -23,6 +23,7 @@ mod templates;
 mod tenants;
 mod transfer;
 mod users;
+mod value;
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::PathBuf;

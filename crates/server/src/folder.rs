@@ -4,17 +4,20 @@
 //! - `layouts/NAME.html` and `partials/NAME.html`;
 //! - `templates/ID/template.json`, and beside it `text.txt`, `html.html` and `data.json`.
 //!
-//! `objects` are the contents of the files; `stored` reads and writes the same in the database.
+//! `objects` are the contents of the files; `stored` reads and writes the same in the database; `rehearsal` does what
+//! `stored` does without writing.
 
 mod objects;
+mod rehearsal;
 mod stored;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+pub use rehearsal::Rehearsal;
 pub use stored::Stored;
 
 /// What a folder holds, in the order in which it is applied.
@@ -45,9 +48,16 @@ impl Kind {
 /// An object: its fields, without empty ones.
 pub type Object = Map<String, Value>;
 
-/// The objects of a tenant by kind and name. A kind that is not there was not read, and is left alone.
-#[derive(Debug, Default, PartialEq)]
-pub struct State(BTreeMap<Kind, BTreeMap<String, Object>>);
+/// The objects of a tenant.
+#[derive(Debug, Default)]
+pub struct State {
+    /// By kind and name. A kind that is not there was not read, and is left alone.
+    objects: BTreeMap<Kind, BTreeMap<String, Object>>,
+    /// The kinds of layouts, `layout` and `partial`, that have a folder. A kind without one is left alone.
+    layout_kinds: BTreeSet<&'static str>,
+    /// The file of each object that was read from a folder. Of a template it is `template.json`.
+    files: BTreeMap<(Kind, String), PathBuf>,
+}
 
 /// What is done to an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -64,7 +74,8 @@ pub struct Difference {
     pub kind: Kind,
     pub name: String,
     pub action: Action,
-    /// The fields that differ, with their values before and after.
+    /// The fields that differ, with their values before and after. Of a template that is deleted: `active` and
+    /// `event_type`.
     pub fields: BTreeMap<String, Value>,
 }
 
@@ -75,16 +86,46 @@ const FOLDERS: [(&str, Kind); 3] =
 const LAYOUTS: [(&str, &str); 2] = [("layouts", "layout"), ("partials", "partial")];
 /// The parts of a template that have files of their own.
 const PARTS: [(&str, &str); 2] = [("text", "text.txt"), ("html", "html.html")];
+/// The part of a template that has a file of its own in JSON.
+const DATA: (&str, &str) = ("data", "data.json");
 /// The name of the only object of [`Kind::Content`].
 const SETTINGS: &str = "settings";
 
 impl State {
     fn put(&mut self, kind: Kind, name: impl Into<String>, object: Object) {
-        self.0.entry(kind).or_default().insert(name.into(), object);
+        self.objects.entry(kind).or_default().insert(name.into(), object);
+    }
+
+    /// Checks the content of a file, and enters its object.
+    fn put_file(&mut self, kind: Kind, name: String, file: PathBuf, content: Value) -> Result<(), String> {
+        let object = objects::checked(kind, &file, content)?;
+        self.files.insert((kind, name.clone()), file);
+        self.put(kind, name, object);
+        Ok(())
     }
 
     pub fn object(&self, kind: Kind, name: &str) -> Option<&Object> {
-        self.0.get(&kind)?.get(name)
+        self.objects.get(&kind)?.get(name)
+    }
+
+    /// The objects of a kind.
+    fn of(&self, kind: Kind) -> impl Iterator<Item = (&String, &Object)> {
+        self.objects.get(&kind).into_iter().flatten()
+    }
+
+    /// The file in which a problem of an object lies. The problem begins with the name of a part or a field.
+    pub fn file(&self, kind: Kind, name: &str, problem: &str) -> Option<PathBuf> {
+        let part = problem.split(':').next().unwrap_or_default();
+        // A problem of a template may lie in a layout or partial that it uses.
+        let layout = part.strip_prefix("layout ").or_else(|| part.strip_prefix("partial "));
+        if let Some(file) = layout.and_then(|layout| self.files.get(&(Kind::Layout, layout.to_owned()))) {
+            return Some(file.clone());
+        }
+        let file = self.files.get(&(kind, name.to_owned()))?;
+        let part = part.split(['.', '[']).next().unwrap_or_default();
+        let own = PARTS.into_iter().chain([DATA]).find(|(known, _)| kind == Kind::Template && *known == part);
+        let own = own.map(|(_, name)| file.with_file_name(name)).filter(|own| own.exists());
+        Some(own.unwrap_or_else(|| file.clone()))
     }
 
     /// Reads a folder. Files that do not belong to it are ignored.
@@ -98,17 +139,21 @@ impl State {
         }
         let content = folder.join("content.json");
         if content.exists() {
-            state.put(Kind::Content, SETTINGS, objects::checked(Kind::Content, &content, json_of(&content)?)?);
+            let settings = json_of(&content)?;
+            state.put_file(Kind::Content, SETTINGS.to_owned(), content, settings)?;
         }
         for (name, kind) in FOLDERS {
             for (name, file) in files(&folder.join(name), "json", &mut state, kind)? {
-                state.put(kind, name, objects::checked(kind, &file, json_of(&file)?)?);
+                let content = json_of(&file)?;
+                state.put_file(kind, name, file, content)?;
             }
         }
         for (name, kind) in LAYOUTS {
-            for (name, file) in files(&folder.join(name), "html", &mut state, Kind::Layout)? {
-                let object = json!({"kind": kind, "source": text_of(&file)?});
-                state.put(Kind::Layout, name, objects::checked(Kind::Layout, &file, object)?);
+            let folder = folder.join(name);
+            state.layout_kinds.extend(folder.is_dir().then_some(kind));
+            for (name, file) in files(&folder, "html", &mut state, Kind::Layout)? {
+                let content = json!({"kind": kind, "source": text_of(&file)?});
+                state.put_file(Kind::Layout, name, file, content)?;
             }
         }
         for (name, path) in files(&folder.join("templates"), "", &mut state, Kind::Template)? {
@@ -119,11 +164,11 @@ impl State {
                     object[part] = text_of(&file)?.into();
                 }
             }
-            let data = path.join("data.json");
+            let data = path.join(DATA.1);
             if data.exists() {
-                object["data"] = json_of(&data)?;
+                object[DATA.0] = json_of(&data)?;
             }
-            state.put(Kind::Template, name, objects::checked(Kind::Template, &file, object)?);
+            state.put_file(Kind::Template, name, file, object)?;
         }
         Ok(state)
     }
@@ -131,7 +176,7 @@ impl State {
     /// Writes the folder. Returns the files of objects that are not in the state. They are left as they are.
     pub fn write(&self, folder: &Path) -> Result<Vec<PathBuf>, String> {
         let mut written = Vec::new();
-        for (kind, objects) in &self.0 {
+        for (kind, objects) in &self.objects {
             for (name, object) in objects {
                 for (path, text) in files_of(*kind, name, object) {
                     let path = folder.join(path);
@@ -157,8 +202,8 @@ impl State {
         let none = BTreeMap::new();
         let settings =
             Settings(wanted.object(Kind::Content, SETTINGS).or_else(|| self.object(Kind::Content, SETTINGS)));
-        for (kind, objects) in &wanted.0 {
-            let present = self.0.get(kind).unwrap_or(&none);
+        for (kind, objects) in &wanted.objects {
+            let present = self.objects.get(kind).unwrap_or(&none);
             for (name, object) in objects {
                 let (action, mut fields) = match present.get(name) {
                     None => (Action::Create, differing(*kind, &Object::new(), object)),
@@ -175,13 +220,16 @@ impl State {
                 }
             }
         }
-        for (kind, objects) in wanted.0.iter().rev().filter(|_| prune) {
-            let present = self.0.get(kind).unwrap_or(&none).keys();
-            all.extend(present.filter(|name| !objects.contains_key(*name)).map(|name| Difference {
+        for (kind, objects) in wanted.objects.iter().rev().filter(|_| prune) {
+            let is_gone = |(name, object): &(&String, &Object)| {
+                let layout = object.get("kind").and_then(Value::as_str).filter(|_| *kind == Kind::Layout);
+                !objects.contains_key(*name) && layout.is_none_or(|layout| wanted.layout_kinds.contains(layout))
+            };
+            all.extend(self.of(*kind).filter(is_gone).map(|(name, object)| Difference {
                 kind: *kind,
                 name: name.clone(),
                 action: Action::Delete,
-                fields: BTreeMap::new(),
+                fields: told_of_deleted(object),
             }));
         }
         all
@@ -204,6 +252,12 @@ impl Settings<'_> {
         let default = self.0.and_then(|settings| settings.get(field)).cloned().unwrap_or(default.into());
         (values["from"].is_null() && values["to"] == default) || (values["to"].is_null() && values["from"] == default)
     }
+}
+
+/// What a difference tells of an object that is deleted: whether and where a template is used.
+fn told_of_deleted(object: &Object) -> BTreeMap<String, Value> {
+    let told = |name: &str| Some((name.to_owned(), json!({"from": object.get(name)?, "to": null})));
+    ["active", "event_type"].into_iter().filter_map(told).collect()
 }
 
 /// The fields that differ. Of a provider only those that are given: others keep their values.
@@ -238,7 +292,7 @@ fn files_of(kind: Kind, name: &str, object: &Object) -> Vec<(PathBuf, String)> {
     let (folder, mut rest) = (Path::new("templates").join(file), object.clone());
     let mut files: Vec<(PathBuf, String)> =
         PARTS.iter().filter_map(|(part, name)| Some((folder.join(name), text(part)?))).collect();
-    files.extend(rest.remove("data").map(|data| (folder.join("data.json"), pretty(&data))));
+    files.extend(rest.remove(DATA.0).map(|data| (folder.join(DATA.1), pretty(&data))));
     PARTS.iter().for_each(|(part, _)| drop(rest.remove(*part)));
     files.push((folder.join("template.json"), pretty(&json!(rest))));
     files
@@ -261,7 +315,7 @@ fn files(folder: &Path, extension: &str, state: &mut State, kind: Kind) -> Resul
     if !folder.is_dir() {
         return Ok(vec![]);
     }
-    state.0.entry(kind).or_default();
+    state.objects.entry(kind).or_default();
     let wrong = |e: std::io::Error| format!("{}: {e}", folder.display());
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(wrong)? {
@@ -330,7 +384,23 @@ mod tests {
         state.put(Kind::Layout, "foot", object(json!({"kind": "partial", "source": "bye"})));
         state.put(Kind::List, "a/b", object(json!({"members": [{"kind": "user", "member": "1"}]})));
         assert_eq!(state.write(folder.path()).unwrap(), Vec::<PathBuf>::new());
-        assert_eq!(State::read(folder.path()).unwrap(), state);
+        let read = State::read(folder.path()).unwrap();
+        assert_eq!(read.objects, state.objects);
+        for (part, file) in [
+            ("text: line 1", "text.txt"),
+            ("html: x", "html.html"),
+            ("data.a[0]: x", "data.json"),
+            ("subject: x", "template.json"),
+        ] {
+            assert_eq!(
+                read.file(Kind::Template, "guest", part),
+                Some(folder.path().join("templates/guest").join(file))
+            );
+        }
+        assert_eq!(
+            read.file(Kind::Template, "guest", "partial foot: line 1"),
+            Some(folder.path().join("partials/foot.html"))
+        );
         std::fs::write(folder.path().join("lists/old.json"), "{}").unwrap();
         assert_eq!(state.write(folder.path()).unwrap(), [folder.path().join("lists/old.json")]);
         std::fs::write(folder.path().join("lists/old.json"), r#"{"nonsense": 1}"#).unwrap();

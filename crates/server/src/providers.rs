@@ -1,7 +1,7 @@
 //! The rules for configuring and testing providers that the API and the command line share.
 
 use postcommit::{Recipient, channel_name};
-use postcommit_channel::driver::{self, Destination, FailOn, NewSecret, Parts};
+use postcommit_channel::driver::{self, Destination, FailOn, Kind, NewSecret, Parts};
 use postcommit_channel::egress::Egress;
 use postcommit_channel::model::{ErrorClass, Guarantee, PROVIDERS, Policy, Provider, ProviderChange, ProviderDraft};
 use postcommit_channel::secret::{KeySource, Keyring, Secret, SecretError, Secrets};
@@ -117,17 +117,10 @@ impl Workshop<'_> {
     ) -> Result<Option<Secret>, ProviderError> {
         let kind = driver::kind(driver).map_err(ProviderError::Field)?;
         self.check_local(driver, &change)?;
-        let new_secret = kind.new_secret.as_ref().filter(|_| change.secrets.is_empty());
-        let made = new_secret.map(|NewSecret { name, make }| (name.clone().into_owned(), make()));
+        let made = made_secret(&kind, &change);
         change.secrets.extend(made.clone());
         for _ in 0..TRIES {
-            let known = self.store.providers_of(tenant).await?;
-            if known.iter().any(|provider| provider.name == name) {
-                return Err(ProviderError::Exists(name.to_owned()));
-            }
-            if known.len() >= PROVIDERS {
-                return Err(ProviderError::TooMany);
-            }
+            let known = self.check_new(tenant, name).await?;
             let mut draft = laid_over(kind.draft(name), &change)?;
             self.check(&draft, &change.secrets)?;
             let mut key = None;
@@ -190,20 +183,57 @@ impl Workshop<'_> {
         from: Provider,
         change: &Change,
     ) -> Result<(ProviderChange, Option<SealedWith>), ProviderError> {
+        let (mut change, secrets) = self.checked_change(from, change)?;
+        let mut key = None;
+        if !change.secrets.is_empty() {
+            let (ring, with) = self.sealing().await?;
+            change.to.secrets = Some(ring.seal(&secrets, change.from.tenant, &change.from.name));
+            key = Some(with);
+        }
+        Ok((change, key))
+    }
+
+    /// Returns the change before secrets are encrypted, and all secrets of the provider.
+    fn checked_change(&self, from: Provider, change: &Change) -> Result<(ProviderChange, Secrets), ProviderError> {
         self.check_local(&from.driver, change)?;
         let mut secrets = self.opened(&from, &change.secrets)?;
         let is_new = |(name, value): &(&String, &Secret)| secrets.get(*name) != Some(*value);
         let anew: Vec<String> = change.secrets.iter().filter(is_new).map(|(name, _)| name.clone()).collect();
         secrets.extend(change.secrets.clone());
-        let mut to = laid_over(from.draft.clone(), change)?;
+        let to = laid_over(from.draft.clone(), change)?;
         self.check(&to, &secrets)?;
-        let mut key = None;
-        if !anew.is_empty() {
-            let (ring, with) = self.sealing().await?;
-            to.secrets = Some(ring.seal(&secrets, from.tenant, &from.name));
-            key = Some(with);
+        Ok((ProviderChange { from, to, secrets: anew }, secrets))
+    }
+
+    /// Checks a new provider, or the change of one, as [`Workshop::create`] and [`Workshop::update`] do before they
+    /// encrypt and write.
+    pub async fn rehearse(
+        &self,
+        tenant: i32,
+        name: &str,
+        new_driver: Option<&str>,
+        mut change: Change,
+    ) -> Result<(), ProviderError> {
+        let Some(driver) = new_driver else {
+            return self.checked_change(self.find(tenant, name).await?, &change).map(drop);
+        };
+        let kind = driver::kind(driver).map_err(ProviderError::Field)?;
+        self.check_local(driver, &change)?;
+        change.secrets.extend(made_secret(&kind, &change));
+        self.check_new(tenant, name).await?;
+        self.check(&laid_over(kind.draft(name), &change)?, &change.secrets)
+    }
+
+    /// Refuses a name that is taken, and a provider beyond the limit. Returns the tenant's providers.
+    async fn check_new(&self, tenant: i32, name: &str) -> Result<Vec<Provider>, ProviderError> {
+        let known = self.store.providers_of(tenant).await?;
+        if known.iter().any(|provider| provider.name == name) {
+            return Err(ProviderError::Exists(name.to_owned()));
         }
-        Ok((ProviderChange { from, to, secrets: anew }, key))
+        if known.len() >= PROVIDERS {
+            return Err(ProviderError::TooMany);
+        }
+        Ok(known)
     }
 
     /// The key to encrypt with. It must be the key that already encrypts this installation's secrets, because the
@@ -356,6 +386,12 @@ pub async fn test(
     });
     store.note(AuditEntry::new(provider.tenant, "provider.test", provider.name.as_str()).details(details)).await?;
     Ok(result)
+}
+
+/// The secret that the driver generates for a new provider, if none is given.
+fn made_secret(kind: &Kind, change: &Change) -> Option<(String, Secret)> {
+    let new_secret = kind.new_secret.as_ref().filter(|_| change.secrets.is_empty());
+    new_secret.map(|NewSecret { name, make }| (name.clone().into_owned(), make()))
 }
 
 /// Applies the change to the draft, except for secrets.

@@ -12,7 +12,7 @@ use postcommit_channel::model::{DigestRule, Throttle, check_pacing, short_name};
 use postcommit_channel::template::{self, Compiled, FlatPayload, Missing, Source, Warning, flat_name};
 use postcommit_engine::db::DbError;
 use postcommit_engine::store::{
-    ContentSettings, EVENTS_EXAMINED, EditError, EventTypeRow, LayoutRow, MadeFrom, Store, TEMPLATES, TRIES,
+    ContentSettings, EVENTS_EXAMINED, EditError, EventTypeDraft, LayoutRow, MadeFrom, Store, TEMPLATES, TRIES,
     TemplateDraft, TemplateRow, Waiting,
 };
 use serde_json::Value;
@@ -58,7 +58,7 @@ fn refused(problem: &template::Problem, source: &Source) -> EditError {
     EditError::Refused(format!("{}: {place}{}", problem.part, problem.message))
 }
 
-fn too_many(most: usize, what: &str) -> EditError {
+pub fn too_many(most: usize, what: &str) -> EditError {
     EditError::Conflict(format!(
         "the tenant has {most} {what}, which is the most it may have; delete one that is not needed"
     ))
@@ -117,10 +117,13 @@ pub struct Saved {
     pub waiting: Waiting,
 }
 
-/// What templates of a tenant have in common, as it was read.
-struct Common {
-    settings: ContentSettings,
-    layouts: BTreeMap<String, parts::Layout>,
+/// What templates of a tenant have in common, as it was read or, for a rehearsal, as it would be.
+#[derive(Clone)]
+pub struct Common {
+    pub settings: ContentSettings,
+    pub layouts: BTreeMap<String, parts::Layout>,
+    /// Declarations that are not stored yet, of a rehearsal. They hide those that are.
+    pub event_types: BTreeMap<String, EventTypeDraft>,
 }
 
 /// Changes templates of one tenant.
@@ -144,17 +147,11 @@ impl Templates<'_> {
 
     /// Creates a template. One that was deleted is brought back.
     pub async fn create(&self, id: &str, change: &Change) -> Result<Saved, EditError> {
-        short_name("id", id).map_err(EditError::Refused)?;
-        if change.from_version.is_some() {
-            return Err(EditError::Refused("from_version: a new template has no earlier version".into()));
-        }
-        let once_per = "notification".to_owned();
-        let new = TemplateDraft { id: id.to_owned(), active: true, once_per, ..TemplateDraft::default() };
-        let draft = laid_over(new, change)?;
+        let draft = new_draft(id, change)?;
         for _ in 0..TRIES {
             let common = self.common().await?;
             let (source, made_from) = common.source(common.empty(), change)?;
-            let warnings = self.check(&draft, &source).await?;
+            let warnings = self.check(&common, &draft, &source).await?;
             self.check_place(id, &draft, true).await?;
             let parts = (&source, change.note.as_deref());
             if self.store.create_template(self.tenant, &draft, parts, &made_from).await.map_err(written)? {
@@ -176,8 +173,9 @@ impl Templates<'_> {
                 Some(version) => self.source(id, version).await?,
                 None => was.clone(),
             };
-            let (source, made_from) = self.common().await?.source(base, change)?;
-            let warnings = self.check(&to, &source).await?;
+            let common = self.common().await?;
+            let (source, made_from) = common.source(base, change)?;
+            let warnings = self.check(&common, &to, &source).await?;
             let is_changed = to != from.draft || source != was;
             if is_changed {
                 self.check_place(id, &to, false).await?;
@@ -205,13 +203,33 @@ impl Templates<'_> {
         Err(overtaken("template", id))
     }
 
-    async fn common(&self) -> Result<Common, EditError> {
+    /// Does with a template what [`Templates::create`] and [`Templates::update`] do before they write. Returns its draft
+    /// and its parts.
+    pub async fn rehearse(
+        &self,
+        common: &Common,
+        id: &str,
+        change: &Change,
+        is_new: bool,
+    ) -> Result<(TemplateDraft, Source, Vec<Warning>), EditError> {
+        let (draft, source) = if is_new {
+            drafted(common, id, change)?
+        } else {
+            let from = self.find(id).await?;
+            let base = self.source(id, from.version).await?;
+            (laid_over(from.draft, change)?, common.source(base, change)?.0)
+        };
+        let warnings = self.check(common, &draft, &source).await?;
+        Ok((draft, source, warnings))
+    }
+
+    pub async fn common(&self) -> Result<Common, EditError> {
         let settings = self.store.content_settings(self.tenant).await?;
         let layouts = self.store.layouts_of(self.tenant).await?.into_iter().map(|layout| {
             let LayoutRow { name, kind, source, revision, .. } = layout;
             (name, parts::Layout { kind, source, revision })
         });
-        Ok(Common { settings, layouts: layouts.collect() })
+        Ok(Common { settings, layouts: layouts.collect(), event_types: BTreeMap::new() })
     }
 
     /// Refuses a place that another active template has, and a new template beyond the limit.
@@ -223,18 +241,15 @@ impl Templates<'_> {
             return Err(too_many(TEMPLATES, "templates"));
         }
         match self.store.template_at(self.tenant, draft).await? {
-            Some(other) if draft.active => Err(EditError::Conflict(format!(
-                "template {other:?} is active for the same event type, channel, audience, language and scope; deactivate \
-                 it first, or change one of these"
-            ))),
+            Some(other) if draft.active => Err(place_taken(&other)),
             _ => Ok(()),
         }
     }
 
     /// Compiles the parts, and returns warnings about names that events of the type do not have.
-    async fn check(&self, draft: &TemplateDraft, source: &Source) -> Result<Vec<Warning>, EditError> {
+    async fn check(&self, common: &Common, draft: &TemplateDraft, source: &Source) -> Result<Vec<Warning>, EditError> {
         let compiled = compiled(source).await?;
-        let mut names = self.known_names(&draft.event_type).await?;
+        let mut names = self.known_names(common, &draft.event_type).await?;
         if let Some(names) = names.as_mut().filter(|_| draft.digest.is_some()) {
             names.extend(["items".to_owned(), "count".to_owned()]);
         }
@@ -243,9 +258,13 @@ impl Templates<'_> {
     }
 
     /// The names that the declared event type has or, undeclared, recent events have. `None` if there are no events.
-    async fn known_names(&self, event_type: &str) -> Result<Option<BTreeSet<String>>, EditError> {
-        let (placeholders, payloads) = match self.store.event_type(self.tenant, event_type).await? {
-            Some(EventTypeRow { event_type: declared, .. }) => {
+    async fn known_names(&self, common: &Common, event_type: &str) -> Result<Option<BTreeSet<String>>, EditError> {
+        let declared = match common.event_types.get(event_type) {
+            Some(declared) => Some(declared.clone()),
+            None => self.store.event_type(self.tenant, event_type).await?.map(|row| row.event_type),
+        };
+        let (placeholders, payloads) = match declared {
+            Some(declared) => {
                 let sample = declared.sample.and_then(|sample| to_raw_value(&sample).ok());
                 (declared.placeholders, sample.into_iter().collect())
             }
@@ -264,6 +283,30 @@ impl Templates<'_> {
     async fn waiting(&self, draft: &TemplateDraft) -> Result<Waiting, EditError> {
         Ok(self.store.waiting_of_types(self.tenant, std::slice::from_ref(&draft.event_type)).await?)
     }
+}
+
+/// The draft of a new template.
+fn new_draft(id: &str, change: &Change) -> Result<TemplateDraft, EditError> {
+    short_name("id", id).map_err(EditError::Refused)?;
+    if change.from_version.is_some() {
+        return Err(EditError::Refused("from_version: a new template has no earlier version".into()));
+    }
+    let once_per = "notification".to_owned();
+    let new = TemplateDraft { id: id.to_owned(), active: true, once_per, ..TemplateDraft::default() };
+    laid_over(new, change)
+}
+
+/// A new template with its parts, which are not compiled.
+pub fn drafted(common: &Common, id: &str, change: &Change) -> Result<(TemplateDraft, Source), EditError> {
+    Ok((new_draft(id, change)?, common.source(common.empty(), change)?.0))
+}
+
+/// The error of a template whose place another active one has.
+pub fn place_taken(other: &str) -> EditError {
+    EditError::Conflict(format!(
+        "template {other:?} is active for the same event type, channel, audience, language and scope; deactivate it \
+         first, or change one of these"
+    ))
 }
 
 /// Compiles outside of the threads that serve requests.
@@ -292,6 +335,15 @@ fn unknown_names(compiled: &Compiled, event_type: &str, known: Option<&BTreeSet<
 }
 
 impl Common {
+    /// The layouts and partials that include this one, each with its kind.
+    pub fn including(&self, name: &str) -> Vec<String> {
+        let includes = |(other, layout): &(&String, &parts::Layout)| {
+            other.as_str() != name && parts::included(&layout.source).contains(name)
+        };
+        let including = self.layouts.iter().filter(includes);
+        including.map(|(other, layout)| format!("{} {other}", layout.kind)).collect()
+    }
+
     /// A version without parts, as the content settings say.
     fn empty(&self) -> Source {
         Source {

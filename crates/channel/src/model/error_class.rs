@@ -76,7 +76,9 @@ impl ErrorClass {
             "dns" | "connect" | "tls" | "reset" | "closed" => Self::Network,
             "bad_answer" => Self::ServerError,
             "blocked_address" | "bad_url" | "bad_host" | "bad_user" | "bad_address" | "bad_recipient"
-            | "no_address" | "no_recipient" | "not_on_channels" | "unknown_list" => Self::InvalidAddress,
+            | "no_address" | "no_recipient" | "not_on_channels" | "unknown_list" | "unknown_user" => {
+                Self::InvalidAddress
+            }
             "bad_header" | "missing_data" => Self::InvalidContent,
             "template_not_found" | "template_failed" | "template_limit" => Self::TemplateRejected,
             "host_held" => Self::RateLimited,

@@ -205,10 +205,35 @@ pub fn recipients_of(note: &StoredNotification, deliveries: &[Facts]) -> Vec<Rec
     recipients
 }
 
-/// The recipients of a notification that can be reached on `channel`, whatever channels it was enqueued for.
+/// The recipients of a notification that can be reached on `channel`, whatever channels it was enqueued for. Lists, and
+/// users outside their inboxes, count as reached if the channel has a provider: they are looked up at expansion.
 /// # Errors
 /// If no recipient can be reached, a sentence that says why.
 pub fn reachable(note: &StoredNotification, channel: &str, routes: Routes<'_>) -> Result<Vec<Recipient>, String> {
+    let looked_up = |entry: &serde_json::Value| match Recipient::from_json(entry) {
+        Ok(list @ Recipient::List(_)) => Some(list),
+        Ok(user @ Recipient::User(_)) if channel != IN_APP => Some(user),
+        _ => None,
+    };
+    let named = || note.recipients.as_array().into_iter().flatten();
+    let mut reached: Vec<Recipient> = named().filter_map(looked_up).collect();
+    if reached.is_empty() {
+        return addresses_on(note, channel, routes);
+    }
+    // The provider for inboxes is created when it is needed.
+    if let (Fate::Ended { detail, .. }, true) =
+        (lane_for(None, channel, routes), channel != IN_APP || has_in_app(routes))
+    {
+        return Err(detail);
+    }
+    let others: Vec<_> = named().filter(|entry| looked_up(entry).is_none()).cloned().collect();
+    let others = StoredNotification { recipients: others.into(), ..note.clone() };
+    reached.extend(addresses_on(&others, channel, routes).unwrap_or_default());
+    Ok(reached)
+}
+
+/// As [`reachable`], of recipients that need no lookup.
+fn addresses_on(note: &StoredNotification, channel: &str, routes: Routes<'_>) -> Result<Vec<Recipient>, String> {
     let on_it = StoredNotification { channels: vec![channel.to_owned()], ..note.clone() };
     let targets = match expand(&on_it, routes) {
         Expansion::Deliveries(targets) => targets,

@@ -2,6 +2,7 @@
 //! [`lookup`] says what must be looked up, and [`fan_out`] makes the targets from what was found.
 
 mod fan;
+mod unreached;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;

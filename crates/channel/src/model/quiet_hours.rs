@@ -145,6 +145,14 @@ impl QuietWindow {
         self.hours.end(at, &zone(&self.time_zone).ok()?)
     }
 
+    /// A moment as the clock on the user's wall shows it, with its time zone. `None` in UTC.
+    #[must_use]
+    pub fn local(&self, at: Timestamp) -> Option<String> {
+        let zone = zone(&self.time_zone).ok().filter(|_| self.time_zone != "UTC")?;
+        let local = jiff::Timestamp::from_microsecond(at.as_micros()).ok()?.to_zoned(zone);
+        Some(format!("{} in {}", local.strftime("%Y-%m-%d %H:%M"), self.time_zone))
+    }
+
     /// Puts the window into a delivery's context.
     pub(super) fn put_into(&self, context: &mut Value) {
         context[IN_CONTEXT] = serde_json::to_value(self).unwrap_or_default();
@@ -216,6 +224,13 @@ mod tests {
         ] {
             assert_eq!(window(hours.0, hours.1, "Europe/Berlin").end(at(now)), end.map(at), "{hours:?} at {now}");
         }
+    }
+
+    #[test]
+    fn a_moment_is_told_as_the_users_clock_shows_it() {
+        let local = |zone: &str| window("22:00", "07:00", zone).local(at("2026-03-11T01:30:00Z"));
+        assert_eq!(local("Asia/Kolkata").as_deref(), Some("2026-03-11 07:00 in Asia/Kolkata"));
+        assert_eq!(local("UTC"), None);
     }
 
     #[test]

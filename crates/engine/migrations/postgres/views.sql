@@ -23,8 +23,12 @@ CREATE OR REPLACE VIEW postcommit.delivery WITH (security_invoker = true) AS
       WHERE a.tenant = d.tenant AND a.subject = d.notification_id::text AND a.action = 'entity.resend' LIMIT 1) END AS copy_of,
     CASE WHEN starts_with(note.idempotency_key, 'manual:') THEN (SELECT a.actor FROM postcommit.audit a
       WHERE a.tenant = d.tenant AND a.subject = d.notification_id::text AND a.action = 'entity.resend' LIMIT 1) END AS asked_by,
-    -- Version 0 means a copy of a direct message.
-    nullif(d.template_version, 0) AS template_version, d.language, d.user_id, d.send_key
+    -- Version 0: a copy of a direct message.
+    nullif(d.template_version, 0) AS template_version, d.language,
+    -- The address of a direct message to an inbox is the user's id.
+    coalesce(d.user_id, CASE WHEN d.channel = 'in_app' THEN d.target END) AS user_id, d.send_key,
+    -- Without a code the detail is no error: it is what the template warned of (dispatch/render.rs).
+    CASE WHEN d.code IS NULL AND d.detail LIKE 'warning: %' THEN substr(d.detail, 10) END AS warning
   FROM (
     SELECT q.tenant, q.notification_id, q.n, q.lane, q.channel, q.target,
       CASE WHEN q.lease_token IS NOT NULL THEN 'sending' WHEN q.attempts > 0 OR q.losses > 0 THEN 'retrying'

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use postcommit::Timestamp;
-use postcommit_channel::model::{DeliveryId, DeliveryKey};
+use postcommit_channel::model::{DeliveryId, DeliveryKey, QuietWindow};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -47,15 +47,21 @@ pub struct DeliveryRow {
     pub attempts: i64,
     /// When the next attempt is due.
     pub next_attempt_at: Option<Timestamp>,
-    /// The cause for which an unfinished delivery waits, in words: its due time, its provider, which is paused, or a
-    /// process that delivers. `null` when the delivery is finished.
+    /// What an unfinished delivery waits for, in words: its due time, the end of its user's quiet hours, its provider,
+    /// which is paused, or a process that delivers. `null` when it is finished.
     pub waits_for: Option<String>,
-    /// The code of the last error.
+    /// The end of its user's quiet hours, in words, if it is due when they end.
+    #[serde(skip)]
+    pub(in crate::store) quiet_until: Option<String>,
+    /// Code of the last error.
     pub error_code: Option<String>,
     /// The class of the last error. The classes are the same for all providers.
     pub error_class: Option<String>,
     /// The text of the last error.
     pub last_error: Option<String>,
+    /// What its template warned of in the last attempt, such as placeholders without a value, if the attempt had no
+    /// error.
+    pub warning: Option<String>,
     /// The provider's id of the message.
     pub provider_ref: Option<String>,
     /// When the delivery was enqueued.
@@ -110,7 +116,7 @@ pub struct AttemptRow {
     pub code: Option<String>,
     /// The class of the error. The classes are the same for all providers.
     pub error_class: Option<String>,
-    /// The text of the error.
+    /// The text of the error, and what the template warned of: `warning: …`. Without a code it is only the warning.
     pub detail: Option<String>,
     /// How long the attempt took.
     pub latency_ms: i32,
@@ -201,10 +207,12 @@ impl DeliveryFilter {
 }
 
 const ROW_QUERY: RowQuery = RowQuery {
-    columns: "id, tenant, notification_id, n, event_type, entity, channel, {provider}, target, state, reason, attempts,
+    columns:
+        "id, tenant, notification_id, n, event_type, entity, channel, {provider}, target, state, reason, attempts,
         next_attempt_at, error_code, last_error, provider_ref, created_at, sent_at, updated_at, unclear,
         error_class, delivered_at, last_attempt_at, captured, idempotency_key, template, copy_of, asked_by,
-        template_version, language, user_id, send_key",
+        template_version, language, user_id, send_key, warning, expires_at,
+        (SELECT q.context FROM postcommit.delivery_queue q WHERE q.tenant = $1 AND q.notification_id = $2 AND q.n = $3)",
     of_one: "postcommit.delivery WHERE tenant_id = $1 AND notification_id = $2 AND n = $3",
 };
 
@@ -315,6 +323,7 @@ fn listed(row: &Row, full: bool) -> Result<DeliveryRow, DbError> {
         attempts: read.or(11, "attempts", 0),
         next_attempt_at: read.or(12, "due_at", None),
         waits_for: None,
+        quiet_until: None,
         error_code: row.get(13)?,
         last_error: row.get(14)?,
         provider_ref: row.get(15)?,
@@ -334,9 +343,23 @@ fn listed(row: &Row, full: bool) -> Result<DeliveryRow, DbError> {
         language: row.get(29)?,
         user_id: row.get(30)?,
         send_key: row.get(31)?,
+        warning: row.get(32)?,
     };
+    let (expires_at, context) = (row.get(33).ok(), row.get::<Option<String>>(34).ok().flatten());
+    let due = listed.next_attempt_at.zip(expires_at);
+    listed.quiet_until = due.and_then(|due| quiet_until(context.as_deref(), due));
     listed.last_error = read.problem().or(listed.last_error);
     Ok(listed)
+}
+
+/// Says when the quiet hours end for which a delivery waits that is due at `next`. It is due when they end, or when it
+/// expires in them.
+fn quiet_until(context: Option<&str>, (next, expires_at): (Timestamp, Timestamp)) -> Option<String> {
+    let window = QuietWindow::of(context)?;
+    let end = window.end(Timestamp::from_micros(next.as_micros() - 1))?;
+    let local = window.local(end).map(|local| format!(" ({local})")).unwrap_or_default();
+    let expiry = if expires_at < end { format!("; it expires before, at {expires_at}") } else { String::new() };
+    Some(format!("the end of its user's quiet hours, {end}{local}{expiry}"))
 }
 
 fn attempt(row: &Row) -> Result<AttemptRow, DbError> {

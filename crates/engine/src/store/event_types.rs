@@ -67,6 +67,15 @@ pub struct EventTypeRow {
 }
 
 impl EventTypeDraft {
+    /// Checks a declaration and its name.
+    ///
+    /// # Errors
+    /// Names the field, the problem and what is allowed.
+    pub fn check_as(&self, name: &str) -> Result<(), EditError> {
+        path_name(name)?;
+        self.check()
+    }
+
     fn check(&self) -> Result<(), EditError> {
         text("description", self.description.as_deref(), DESCRIPTION_CHARS)?;
         if let Some(sample) = &self.sample {
@@ -149,8 +158,7 @@ impl Store {
         name: &str,
         draft: &EventTypeDraft,
     ) -> Result<EventTypeRow, EditError> {
-        path_name(name)?;
-        draft.check()?;
+        draft.check_as(name)?;
         let entry = AuditEntry::new(tenant, "event_type.create", name).details(audited(draft));
         if !self.change(DECLARE, columns(tenant, name, draft), entry).await? {
             return Err(Subject("event type", name).exists());

@@ -137,8 +137,7 @@ const SELECT: &str = "SELECT l.tenant, t.name, l.name, l.description, l.revision
 impl Store {
     /// Creates a list without members.
     pub async fn create_list(&self, tenant: i32, name: &str, description: Option<&str>) -> Result<ListRow, EditError> {
-        path_name(name)?;
-        text("description", description, DESCRIPTION_CHARS)?;
+        check_list(name, description)?;
         let sql = "INSERT INTO postcommit.list (tenant, name, description, created_at, updated_at)
             VALUES ($1, $2, $3, {now}, {now})
             ON CONFLICT (tenant, name) DO NOTHING";
@@ -295,21 +294,16 @@ impl Store {
         self.known_list(tenant, name).await?;
         for (place, draft) in add.iter().enumerate().filter(|(_, draft)| draft.kind == "list") {
             let inner = draft.member.as_str();
-            let refused = |problem: &str| EditError::Refused(format!("add[{place}].member: {problem}"));
             if self.member_list_row(tenant, inner).await?.is_none() {
-                return Ok(refused(&format!("there is no list {inner:?}; create it first")));
+                return Ok(unknown_inner_list(place, inner));
             }
             let lists = self.rows_given(3, &[("kind", "text"), ("member", "text")]);
             let parameters = vec![tenant.into(), name.into(), rows(std::slice::from_ref(draft))];
             if !self.db.query(&cycle(&lists), parameters).await?.is_empty() {
-                let problem = format!("list {inner:?} is {name:?} or contains it; a list cannot contain itself");
-                return Ok(refused(&problem));
+                return Ok(cyclic_list(place, inner, name));
             }
         }
-        let members = self.member_count(tenant, name).await?;
-        Ok(EditError::Refused(format!(
-            "add: the list has {members} members already; at most {LIST_MEMBERS} are allowed; use several lists, and a list of them"
-        )))
+        Ok(too_many_members(self.member_count(tenant, name).await?))
     }
 
     async fn known_list(&self, tenant: i32, name: &str) -> Result<ListRow, EditError> {
@@ -390,7 +384,41 @@ fn cycle(lists: &str) -> String {
     )
 }
 
-fn check_members(add: &[MemberDraft], remove: &[MemberDraft]) -> Result<(), EditError> {
+/// Checks the name and the description of a new list.
+///
+/// # Errors
+/// Names the field, the problem and what is allowed.
+pub fn check_list(name: &str, description: Option<&str>) -> Result<(), EditError> {
+    path_name(name)?;
+    text("description", description, DESCRIPTION_CHARS)
+}
+
+/// The error of an added list, by its place, that does not exist.
+#[must_use]
+pub fn unknown_inner_list(place: usize, inner: &str) -> EditError {
+    EditError::Refused(format!("add[{place}].member: there is no list {inner:?}; create it first"))
+}
+
+/// The error of an added list, by its place, that is the list or contains it.
+#[must_use]
+pub fn cyclic_list(place: usize, inner: &str, name: &str) -> EditError {
+    let problem = format!("list {inner:?} is {name:?} or contains it; a list cannot contain itself");
+    EditError::Refused(format!("add[{place}].member: {problem}"))
+}
+
+/// The error of a list that has so many members and would get more than it may have.
+#[must_use]
+pub fn too_many_members(members: i64) -> EditError {
+    EditError::Refused(format!(
+        "add: the list has {members} members and may have {LIST_MEMBERS}; use several lists, and a list of them"
+    ))
+}
+
+/// Checks members to be added and removed in one change.
+///
+/// # Errors
+/// Names the member by its place, the field, the problem and what is allowed.
+pub fn check_members(add: &[MemberDraft], remove: &[MemberDraft]) -> Result<(), EditError> {
     let count = add.len() + remove.len();
     if count > MEMBERS_CHANGED {
         return Err(EditError::Refused(format!(

@@ -259,15 +259,17 @@ impl Store {
         ]
     }
 
+    /// Counts the deliveries that wait for a provider.
+    pub async fn waiting_for(&self, lane: i32) -> Result<i64, DbError> {
+        let sql = "SELECT count(*) FROM postcommit.delivery_queue WHERE lane = $1";
+        self.db.query(sql, vec![lane.into()]).await?.first().map_or(Ok(0), |row| row.get(0))
+    }
+
     /// Deletes a provider that has no waiting deliveries. Returns `None` if the provider does not exist. Otherwise
     /// returns how many deliveries prevent the deletion, where 0 means that the provider was deleted.
     pub async fn delete_provider(&self, tenant: i32, name: &str) -> Result<Option<i64>, DbError> {
         let Some(found) = self.provider(tenant, name).await? else { return Ok(None) };
-        let rows = self
-            .db
-            .query("SELECT count(*) FROM postcommit.delivery_queue WHERE lane = $1", vec![found.id.into()])
-            .await?;
-        let waiting: i64 = rows.first().map_or(Ok(0), |row| row.get(0))?;
+        let waiting = self.waiting_for(found.id).await?;
         if waiting == 0 {
             let _turn = turn().await?;
             let sql = "DELETE FROM postcommit.provider

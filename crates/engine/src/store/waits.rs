@@ -75,9 +75,10 @@ impl Obstacles {
 /// Returns words that say until when a delivery waits that is not due yet.
 fn until(row: &DeliveryRow, next: Timestamp) -> String {
     let host = row.last_error.as_deref().and_then(|text| text.strip_prefix(&waits_for("")));
-    match (row.error_code.as_deref(), host) {
-        (Some(HOST_HELD), Some(host)) => format!("the host {host}, which asked to wait until {next}"),
-        (Some(HOST_PAUSED), Some(host)) => format!("the host {host}, which is paused"),
+    match (row.error_code.as_deref(), host, &row.quiet_until) {
+        (Some(HOST_HELD), Some(host), _) => format!("the host {host}, which asked to wait until {next}"),
+        (Some(HOST_PAUSED), Some(host), _) => format!("the host {host}, which is paused"),
+        (_, _, Some(quiet)) => quiet.clone(),
         _ if row.state == "pending" => format!("its due time, {next}"),
         _ => format!("its next attempt, at {next}"),
     }

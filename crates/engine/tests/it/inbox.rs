@@ -4,7 +4,7 @@ mod live;
 
 use postcommit::Timestamp;
 use postcommit_channel::model::{DeliveryId, Finish, FinishedState};
-use postcommit_engine::store::{Folder, InboxPage, Mark, Settlement};
+use postcommit_engine::store::{Folder, InboxPage, Mark, Settlement, UserDraft};
 use postcommit_engine::user_token::{self, TokenError};
 use serde_json::json;
 use uuid::Uuid;
@@ -74,11 +74,13 @@ on_both! {
         world.capture(json!({})).await;
         let id = world.enqueue("a", json!({"recipients": [{"user": "alice"}], "channels": ["email", "in_app", "sms"]})).await;
         world.pass().await;
-        let skipped = |channel: &str| ("skipped".to_owned(), channel.to_owned(), None, Some("no_address".to_owned()));
+        let because = |code: &'static str| move |channel: &str| ("skipped".to_owned(), channel.to_owned(), None, Some(code.to_owned()));
+        let skipped = because("unknown_user");
         assert_eq!(rows(&world, id).await, [skipped("email"), ("delivered".into(), "in_app".into(), Some("in_app".into()), None), skipped("sms")]);
+        world.store.create_user(world.tenant, "alice", &UserDraft::default()).await.unwrap();
         let elsewhere = world.enqueue("a", json!({"recipients": [{"user": "alice"}], "channels": ["email"]})).await;
         world.pass().await;
-        assert_eq!(rows(&world, elsewhere).await, [skipped("email")]);
+        assert_eq!(rows(&world, elsewhere).await, [because("no_address")("email")]);
         assert_eq!(world.count("inbox_message").await, 1);
     }
 

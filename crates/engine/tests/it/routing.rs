@@ -1,6 +1,6 @@
 //! From recipients and channels to deliveries and lanes, and back to a lane after a retry; on both databases.
 
-use postcommit_engine::store::DeliveryFilter;
+use postcommit_engine::store::{DeliveryFilter, UserDraft};
 use serde_json::json;
 
 on_both! {
@@ -111,7 +111,7 @@ on_both! {
         let went = |channel: &str, state: &str, code: Option<&str>| (channel.to_owned(), state.to_owned(), None, code.map(str::to_owned));
         let parked = ("pager".to_owned(), "parked".to_owned(), Some("config".to_owned()), Some("unknown_channel".to_owned()));
         assert_eq!(seen, [
-            went("email", "sent", None), parked.clone(), went("email", "skipped", Some("no_address")), parked, went("in_app", "delivered", None),
+            went("email", "sent", None), parked.clone(), went("email", "skipped", Some("unknown_user")), parked, went("in_app", "delivered", None),
         ]);
         let said = world.deliveries(id).await[1].last_error.clone().unwrap();
         assert!(said.contains("\"pager\" does not exist") && said.contains("email, in_app, slack"), "{said}");
@@ -140,6 +140,7 @@ on_both! {
         let kept = world.sql("SELECT target FROM postcommit.delivery_ledger WHERE n = 1", vec![]).await[0].get::<String>(0).unwrap();
         assert_eq!(kept, "+919876543210");
 
+        world.store.create_user(world.tenant, "alice", &UserDraft::default()).await.unwrap();
         let missing = world.enqueue("a", json!({"recipients": [{"user": "alice"}, {"email": "guest@example.com"}], "channels": ["sms", "in_app", "email"]})).await;
         world.pass().await;
         let rows = world.deliveries(missing).await;

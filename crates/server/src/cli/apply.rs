@@ -1,15 +1,17 @@
 //! `postcommit apply`: makes the configuration of a tenant what a folder says.
 
+use std::borrow::Borrow;
 use std::path::PathBuf;
 
 use clap::Args;
+use serde::Serialize;
 use serde_json::Value;
 
 use super::acting;
 use super::providers::egress;
 use super::templates::say_warnings;
 use crate::app;
-use crate::folder::{Action, Difference, Kind, State, Stored};
+use crate::folder::{Action, Difference, Kind, Rehearsal, State, Stored};
 use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::providers::Workshop;
 use crate::settings::Settings;
@@ -22,12 +24,22 @@ pub struct Apply {
     folder: PathBuf,
     #[arg(long, default_value = "default")]
     tenant: String,
-    /// Show the difference, and change nothing
+    /// Show the difference, check all of it, and change nothing
+    ///
+    /// Templates and layouts are compiled. What would be refused is reported as without this option.
     #[arg(long)]
     dry_run: bool,
-    /// Delete what the folder does not have, of the kinds for which it has a folder
+    /// Remove what the folder does not have, of the kinds for which it has a folder; asks before
+    ///
+    /// A template is deactivated and hidden; its versions stay, and a template of the same id brings it back. Layouts,
+    /// partials, providers and lists with their members are deleted, and the declarations of event types. A layout that
+    /// is used, a list inside another one, and a provider for which deliveries wait are refused. The content settings
+    /// stay.
     #[arg(long)]
     prune: bool,
+    /// Do not ask for confirmation of what --prune removes
+    #[arg(short, long)]
+    yes: bool,
 }
 
 impl Apply {
@@ -46,14 +58,22 @@ impl Apply {
         let present = stored.read().await?;
         let mut differences = present.differences(&wanted, self.prune);
         if self.dry_run {
+            let mut rehearsal = Rehearsal::new(&stored, &present).await?;
+            let rehearse = async |one: &Difference| rehearse_one(&mut rehearsal, &wanted, one).await;
+            let result = make(&differences, &mut vec![], rehearse).await;
             // Whether a secret is a new one is known when it is set.
             differences.retain(|difference| difference.action != Action::Update || !difference.fields.is_empty());
             print(format, &differences);
-            return Ok(Exit::Ok);
+            return result.map(|()| Exit::Ok);
         }
+        self.agree(&differences)?;
         let mut made = Vec::new();
-        let result = make(&stored, &wanted, differences, &mut made).await;
-        print(format, &made);
+        let make_one = async |one: &Difference| make_one(&stored, &wanted, one).await;
+        let result = make(&differences, &mut made, make_one).await;
+        // Where nothing could be made, "nothing differs" would be wrong.
+        if result.is_ok() || !made.is_empty() || format != Format::Text {
+            print(format, &made);
+        }
         match result {
             Err(failure) if !made.is_empty() => {
                 say!("the changes above were made before that, and stay");
@@ -63,17 +83,29 @@ impl Apply {
             Ok(()) => Ok(Exit::Ok),
         }
     }
+
+    /// Lists what will be removed, and asks a person.
+    fn agree(&self, differences: &[Difference]) -> Result<(), Failure> {
+        let removed: Vec<_> = differences.iter().filter(|one| one.action == Action::Delete).map(removal).collect();
+        if removed.is_empty() {
+            return Ok(());
+        }
+        say!("{}", output::harmless(&format!("to be removed:\n  {}", removed.join("\n  "))));
+        match self.yes {
+            true => Ok(()),
+            false => super::confirm(&format!("{} will be removed", removed.len()), " (--dry-run shows all changes)"),
+        }
+    }
 }
 
 /// Makes the changes, kind by kind. What fails is tried again as long as others succeed: it may need one of them, as a
 /// layout needs its partials.
-async fn make(
-    stored: &Stored<'_>,
-    wanted: &State,
-    differences: Vec<Difference>,
-    made: &mut Vec<Difference>,
+async fn make<'a>(
+    differences: &'a [Difference],
+    made: &mut Vec<&'a Difference>,
+    mut make_one: impl AsyncFnMut(&Difference) -> Result<bool, Failure>,
 ) -> Result<(), Failure> {
-    let mut left = differences;
+    let mut left: Vec<_> = differences.iter().collect();
     while !left.is_empty() {
         let step = (left[0].kind, left[0].action == Action::Delete);
         let (mut now, later): (Vec<_>, Vec<_>) =
@@ -81,7 +113,7 @@ async fn make(
         while !now.is_empty() {
             let (before, mut failed, mut problems) = (now.len(), Vec::new(), Vec::new());
             for difference in now {
-                match make_one(stored, wanted, &difference).await {
+                match make_one(difference).await {
                     Ok(true) => made.push(difference),
                     Ok(false) => {}
                     Err(failure) => {
@@ -103,7 +135,7 @@ async fn make(
 
 async fn make_one(stored: &Stored<'_>, wanted: &State, difference: &Difference) -> Result<bool, Failure> {
     let Difference { kind, name, action, .. } = difference;
-    let named = |failure: Failure| Failure::new(failure.exit(), format!("{} {name}: {failure}", kind.name()));
+    let named = |failure: Failure| placed(wanted, difference, &failure);
     let Some(object) = wanted.object(*kind, name).filter(|_| *action != Action::Delete) else {
         return stored.delete(*kind, name).await.map(|()| true).map_err(named);
     };
@@ -112,7 +144,45 @@ async fn make_one(stored: &Stored<'_>, wanted: &State, difference: &Difference) 
     Ok(is_changed)
 }
 
-fn print(format: Format, differences: &[Difference]) {
+/// As [`make_one`], in memory.
+async fn rehearse_one(rehearsal: &mut Rehearsal<'_>, wanted: &State, difference: &Difference) -> Result<bool, Failure> {
+    let Difference { kind, name, action, .. } = difference;
+    let named = |failure: Failure| placed(wanted, difference, &failure);
+    let Some(object) = wanted.object(*kind, name).filter(|_| *action != Action::Delete) else {
+        return rehearsal.delete(*kind, name).await.map(|()| true).map_err(named);
+    };
+    let warnings = rehearsal.put(*kind, name, object, *action == Action::Create).await.map_err(named)?;
+    say_warnings(name, &warnings);
+    Ok(true)
+}
+
+/// A failure with the object that it is about, and its file.
+fn placed(wanted: &State, difference: &Difference, failure: &Failure) -> Failure {
+    let Difference { kind, name, action, .. } = difference;
+    let problem = failure.to_string();
+    let file = wanted.file(*kind, name, &problem).filter(|_| *action != Action::Delete);
+    let file = file.map(|file| format!("{}: ", file.display())).unwrap_or_default();
+    Failure::new(failure.exit(), format!("{file}{} {name}: {problem}", kind.name()))
+}
+
+/// What becomes of an object that is removed.
+fn removal(difference: &Difference) -> String {
+    let Difference { kind, name, fields, .. } = difference;
+    let is_active = fields.get("active").is_some_and(|active| active["from"] == true);
+    let event_type = fields.get("event_type").and_then(|of| of["from"].as_str()).unwrap_or_default();
+    let what = match kind {
+        Kind::Template if is_active => {
+            format!("active for {event_type}: it is deactivated and hidden, its versions stay")
+        }
+        Kind::Template => "not active: it is hidden, its versions stay".to_owned(),
+        Kind::List => "with its members".to_owned(),
+        Kind::EventType => "the declaration alone".to_owned(),
+        Kind::Layout | Kind::Provider | Kind::Content => String::new(),
+    };
+    format!("{} {name}{}{what}", kind.name(), if what.is_empty() { "" } else { ", " })
+}
+
+fn print<T: Borrow<Difference> + Serialize>(format: Format, differences: &[T]) {
     match format {
         Format::Text if differences.is_empty() => say!("nothing differs"),
         Format::Text => output::print(&output::harmless(&text(differences))),
@@ -121,13 +191,17 @@ fn print(format: Format, differences: &[Difference]) {
 }
 
 /// The differences for people.
-fn text(differences: &[Difference]) -> String {
+fn text<T: Borrow<Difference>>(differences: &[T]) -> String {
     let mut lines = Vec::new();
-    for Difference { kind, name, action, fields } in differences {
+    for one in differences.iter().map(Borrow::borrow) {
+        let Difference { kind, name, action, fields } = one;
         let action = match action {
             Action::Create => "create",
             Action::Update => "update",
-            Action::Delete => "delete",
+            Action::Delete => {
+                lines.push(format!("delete {}", removal(one)));
+                continue;
+            }
         };
         lines.push(match kind {
             Kind::Content => format!("{action} content settings"),

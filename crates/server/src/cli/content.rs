@@ -1,10 +1,9 @@
 //! `postcommit content`: what the templates of a tenant have in common.
 
 use clap::{Args, Subcommand};
-use serde_json::Value;
 
-use super::enqueue::parse;
 use super::layouts::say_effect;
+use super::value;
 use super::{acting, known_tenant};
 use crate::output::{self, CommandResult, Exit, Format, or_dash};
 use crate::settings::Settings;
@@ -21,6 +20,9 @@ pub enum Content {
     /// Change the given content settings; templates that have the same value, or use brand values, get a new version
     Update(Update),
 }
+
+/// An example of brand values.
+const BRAND: &str = r#"{"name": "Sea View"}"#;
 
 #[derive(Debug, Args)]
 pub struct Update {
@@ -74,7 +76,7 @@ impl Content {
                     time_zone: update.time_zone.clone(),
                     date_format: update.date_format.clone(),
                     missing: update.missing.clone(),
-                    brand: update.brand.as_ref().map(|text| parse::<Value>("--brand", text)).transpose()?,
+                    brand: update.brand.as_ref().map(|text| value::json("--brand", BRAND, text)).transpose()?,
                 };
                 let rules = Templates { store: &store, tenant };
                 let effect = rules.update_settings(update.revision, &change, update.dry_run).await?;

@@ -93,17 +93,20 @@ impl List {
         };
         let page = store.delivery_rows(&filter).await?;
         let of_entity: &[_] = if filter.entity.is_some() { &ENTITY_COLUMNS } else { &[] };
-        super::print_page(format, store, filter.tenant, page, &[&COLUMNS[..], of_entity, &[WAITS_FOR]].concat()).await
+        let warned: &[_] = if page.rows.iter().any(|row| row.warning.is_some()) { &[WARNING] } else { &[] };
+        let columns = [&COLUMNS[..], of_entity, &[WAITS_FOR], warned].concat();
+        super::print_page(format, store, filter.tenant, page, &columns).await
     }
 }
 
-const COLUMNS: [output::Column<DeliveryRow>; 11] = [
+const COLUMNS: [output::Column<DeliveryRow>; 12] = [
     ("id", |r| r.id.clone()),
     ("tenant", |r| r.tenant.clone()),
     ("updated", |r| output::seconds(r.updated_at)),
     ("state", standing),
     ("channel", |r| or_dash(&r.channel)),
     ("to", |r| or_dash(shown_address(r))),
+    ("user", |r| or_dash(&r.user_id)),
     ("provider", |r| or_dash(&r.provider)),
     ("event type", |r| r.event_type.clone()),
     ("attempts", |r| r.attempts.to_string()),
@@ -111,8 +114,9 @@ const COLUMNS: [output::Column<DeliveryRow>; 11] = [
     ("error", |r| or_dash(&r.error_code)),
 ];
 
-/// The last column, because it is the widest.
+/// The last columns, because they are the widest.
 const WAITS_FOR: output::Column<DeliveryRow> = ("waits for", |r| or_dash(&r.waits_for));
+const WARNING: output::Column<DeliveryRow> = ("warning", |r| or_dash(&r.warning));
 
 /// The full address where it was asked for, else the masked one.
 fn shown_address(row: &DeliveryRow) -> &Option<String> {
@@ -181,6 +185,7 @@ fn fields(row: &DeliveryRow) -> Vec<String> {
         ("waits for", row.waits_for.clone()),
         ("last error", error),
         ("error class", row.error_class.clone()),
+        ("warning", row.warning.clone()),
         ("unclear", row.unclear.then(|| "an attempt of this round may have arrived".to_owned())),
         ("enqueued", Some(row.created_at.to_string())),
         ("last try", row.last_attempt_at.map(|at| at.to_string())),

@@ -1,7 +1,6 @@
 //! `postcommit enqueue`.
 
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::time::Duration;
 
 use clap::Args;
@@ -10,11 +9,11 @@ use postcommit_channel::clock;
 use postcommit_engine::db::DbError;
 use postcommit_engine::store::{Accepted, DeliveryFilter, Store, TemplateFilter};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 use uuid::Uuid;
 
+use super::value;
 use crate::app;
 use crate::notifications::{self, Owner, named_tenant};
 use crate::output::{self, CommandResult, Exit, Failure, Format};
@@ -31,8 +30,8 @@ pub struct Enqueue {
     /// provider of the driver capture, which only records them
     #[arg(long = "to", value_name = "RECIPIENT")]
     to: Vec<String>,
-    /// The event's data as JSON; @FILE reads a file, - reads stdin
-    #[arg(long)]
+    /// The event's data as JSON; @FILE reads a file, - reads stdin, here and for --data, --source and --json
+    #[arg(long, value_name = "JSON")]
     payload: Option<String>,
     /// Idempotency key: a second notification with the same key is not sent [default: random]
     #[arg(long, value_name = "KEY")]
@@ -56,7 +55,7 @@ pub struct Enqueue {
     #[arg(long, value_name = "URL")]
     action_url: Option<String>,
     /// Further fields for the driver of a channel, as JSON by channel: {"whatsapp": {…}}
-    #[arg(long)]
+    #[arg(long, value_name = "JSON")]
     data: Option<String>,
     /// Priority, 0 to 9; 9 is sent first [default: 5]
     #[arg(long)]
@@ -68,7 +67,7 @@ pub struct Enqueue {
     #[arg(long, value_name = "TIME")]
     expires_at: Option<String>,
     /// Where the notification comes from, as JSON: {"site": …, "instance": …, "script": …, "rule": …}
-    #[arg(long)]
+    #[arg(long, value_name = "JSON")]
     source: Option<String>,
     /// Id of the request or trace that caused the notification
     #[arg(long)]
@@ -82,8 +81,8 @@ pub struct Enqueue {
     /// Fail if the idempotency key was used before with other content
     #[arg(long)]
     strict: bool,
-    /// The whole notification as JSON, instead of the options above; @FILE reads a file, - reads stdin
-    #[arg(long, conflicts_with_all = ["payload", "to", "event_type"])]
+    /// The whole notification as JSON, instead of the options above
+    #[arg(long, value_name = "JSON", conflicts_with_all = ["payload", "to", "event_type"])]
     json: Option<String>,
     /// Wait until the notification is sent or parked, then show it
     #[arg(long)]
@@ -136,7 +135,7 @@ impl Enqueue {
     /// The notification as the API takes it: payload and data are kept as they were written, digit for digit.
     fn json(&self) -> Result<Box<RawValue>, Failure> {
         match &self.json {
-            Some(text) => parse("--json", text),
+            Some(text) => value::json("--json", r#"{"event_type": "a", "recipients": [{"user": "42"}]}"#, text),
             None => raw("the notification", &self.document()?),
         }
     }
@@ -145,10 +144,12 @@ impl Enqueue {
     fn document(&self) -> Result<BTreeMap<&'static str, Box<RawValue>>, Failure> {
         let recipients = self.to.iter().map(|text| recipient(text)).collect::<Result<Vec<_>, _>>()?;
         let text = |name, value: &Option<String>| value.as_ref().map(|value| raw(name, value)).transpose();
-        let json = |name, value: &Option<String>| value.as_ref().map(|value| parse(name, value)).transpose();
+        let json = |name, example, given: &Option<String>| {
+            given.as_ref().map(|given| value::json(name, example, given)).transpose()
+        };
         let fields = [
             ("event_type", text("event_type", &self.event_type)?),
-            ("payload", json("--payload", &self.payload)?),
+            ("payload", json("--payload", r#"{"guestName": "Ada"}"#, &self.payload)?),
             ("idempotency_key", text("--idempotency-key", &self.idempotency_key)?),
             ("tenant", text("--tenant", &self.tenant)?),
             ("entity", text("--entity", &self.entity)?),
@@ -157,11 +158,11 @@ impl Enqueue {
             ("title", text("--title", &self.title)?),
             ("body", text("--body", &self.body)?),
             ("action_url", text("--action-url", &self.action_url)?),
-            ("data", json("--data", &self.data)?),
+            ("data", json("--data", r#"{"whatsapp": {"template": "welcome"}}"#, &self.data)?),
             ("priority", self.priority.map(|priority| raw("--priority", &priority)).transpose()?),
             ("due_at", text("--due-at", &self.due_at)?),
             ("expires_at", text("--expires-at", &self.expires_at)?),
-            ("source", json("--source", &self.source)?),
+            ("source", json("--source", r#"{"site": "north"}"#, &self.source)?),
             ("correlation_id", text("--correlation-id", &self.correlation_id)?),
             ("topic", text("--topic", &self.topic)?),
             ("schema_version", self.schema_version.map(|version| raw("--schema-version", &version)).transpose()?),
@@ -218,26 +219,6 @@ fn say_seen(accepted: Accepted, key: &str) {
 
 fn raw<T: Serialize>(name: &str, value: &T) -> Result<Box<RawValue>, Failure> {
     to_raw_value(value).map_err(|e| Failure::new(Exit::Usage, format!("{name}: {e}")))
-}
-
-/// JSON given as text, as `@file` or as `-` for stdin.
-pub fn parse<T: DeserializeOwned>(name: &str, text: &str) -> Result<T, Failure> {
-    let usage = |problem: String| Failure::new(Exit::Usage, format!("{name}: {problem}"));
-    let text = read_text(text).map_err(&usage)?;
-    serde_json::from_str(&text).map_err(|e| usage(format!("is not JSON: {e}")))
-}
-
-/// A text as it is, of `@file`, or of stdin for `-`.
-pub fn read_text(text: &str) -> Result<String, String> {
-    if let Some(path) = text.strip_prefix('@') {
-        return std::fs::read_to_string(path).map_err(|e| format!("{path}: {e}"));
-    }
-    if text != "-" {
-        return Ok(text.to_owned());
-    }
-    let mut all = String::new();
-    std::io::stdin().read_to_string(&mut all).map_err(|e| format!("stdin: {e}"))?;
-    Ok(all)
 }
 
 /// Whether an active template of the event type exists. It may give the address of a notification that names none.

@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use postcommit_channel::model::QuietRule;
 use postcommit_engine::store::{EventTypeChange, EventTypeDraft, EventTypeFilter, EventTypeRow};
 
-use super::enqueue::parse;
+use super::value;
 use super::{DeleteArgs, NameArgs, NamePageArgs, acting, known_tenant, said};
 use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
@@ -31,7 +31,7 @@ pub struct Description {
     #[arg(long)]
     description: Option<String>,
     /// A payload as the application sends it, as JSON; @FILE reads a file, - reads stdin
-    #[arg(long)]
+    #[arg(long, value_name = "JSON")]
     sample: Option<String>,
     /// A name that templates may use; repeatable, or with commas. All names are replaced
     #[arg(long = "placeholder", value_name = "NAME", value_delimiter = ',')]
@@ -92,7 +92,12 @@ impl Description {
     fn change(&self) -> Result<EventTypeChange, Failure> {
         Ok(EventTypeChange {
             description: self.description.clone().map(|text| Some(text).filter(|text| !text.is_empty())),
-            sample: self.sample.as_ref().map(|text| parse("--sample", text)).transpose()?.map(Some),
+            sample: self
+                .sample
+                .as_ref()
+                .map(|text| value::json("--sample", r#"{"guestName": "Ada"}"#, text))
+                .transpose()?
+                .map(Some),
             placeholders: (!self.placeholders.is_empty()).then(|| self.placeholders.clone()),
             mandatory: self.mandatory,
             quiet_hours: self.quiet_hours,

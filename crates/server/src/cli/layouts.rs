@@ -4,8 +4,8 @@ use clap::Subcommand;
 use postcommit_engine::store::{LayoutRow, TemplatePosition};
 use serde_json::json;
 
-use super::enqueue::read_text;
 use super::templates::say_waiting;
+use super::value::read_text;
 use super::{LimitArgs, NameArgs, acting, known_tenant, said};
 use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;

@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use postcommit_channel::model::DeliveryState;
 use postcommit_engine::store::{
-    AttemptRow, AuditRow, DeliveryRow, NotificationDetails, NotificationFilter, NotificationRow, Store,
+    AttemptRow, AuditRow, DeliveryRow, NotificationDetails, NotificationFilter, NotificationRow, Store, masked,
 };
 use serde_json::json;
 use uuid::Uuid;
@@ -203,22 +203,23 @@ fn line(d: &DeliveryRow) -> String {
         .as_ref()
         .map(|code| format!("  {code}{}", d.last_error.as_ref().map(|e| format!(": {e}")).unwrap_or_default()))
         .unwrap_or_default();
-    format!(
-        "  .{} {}  {} to {} by {}{waits}{error}",
-        d.n,
-        standing(d),
-        or_dash(&d.channel),
-        or_dash(&d.target),
-        or_dash(&d.provider)
-    )
+    let (channel, provider) = (or_dash(&d.channel), or_dash(&d.provider));
+    format!("  .{} {}  {channel} to {} by {provider}{waits}{error}", d.n, standing(d), receiver(d))
+}
+
+/// The address of a delivery and its user. The address of an inbox is the user's id, which says nothing when masked.
+fn receiver(d: &DeliveryRow) -> String {
+    match &d.user_id {
+        None => or_dash(&d.target),
+        Some(user) if d.target.as_deref().is_none_or(|target| target == masked(user)) => format!("user {user}"),
+        Some(user) => format!("{} (user {user})", or_dash(&d.target)),
+    }
 }
 
 fn attempt_line(a: &AttemptRow) -> String {
-    let error = a
-        .code
-        .as_ref()
-        .map(|code| format!("  {code}{}", a.detail.as_ref().map(|d| format!(": {d}")).unwrap_or_default()))
-        .unwrap_or_default();
+    // Without a code the detail is a warning.
+    let told: Vec<&str> = a.code.as_deref().into_iter().chain(a.detail.as_deref()).collect();
+    let error = if told.is_empty() { String::new() } else { format!("  {}", told.join(": ")) };
     let class = a.error_class.as_ref().map(|class| format!(" [{class}]")).unwrap_or_default();
     let captured = if a.captured { format!(" ({CAPTURED})") } else { String::new() };
     let reference = a.provider_ref.as_ref().map(|r| format!("  {r}")).unwrap_or_default();

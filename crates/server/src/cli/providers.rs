@@ -16,7 +16,7 @@ use postcommit_channel::secret::{KeySource, Secret, Secrets};
 use postcommit_engine::store::{ClosedHost, NotDecrypted, Store};
 use serde_json::{Map, Value, json};
 
-use super::enqueue::{parse, read_text};
+use super::value::{self, read_text};
 use crate::app;
 use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::providers::{Change, ProviderError, Workshop};
@@ -225,7 +225,7 @@ impl Description {
     /// The change by the options.
     fn change(&self) -> Result<Change, Failure> {
         let policy = |text: &String| match text.trim_start().starts_with(['{', '@']) {
-            true => parse("--policy", text),
+            true => value::json("--policy", r#"{"name": "fixed", "interval_s": 60, "max_attempts": 5}"#, text),
             false => Ok(Value::from(text.as_str())),
         };
         let rate = |given: bool| given.then_some(()).or(self.no_rate.then_some(()));
@@ -247,7 +247,12 @@ impl Description {
     fn given_settings(&self) -> Result<Map<String, Value>, Failure> {
         let pair = |text: &String| {
             let (name, value) = text.split_once('=').ok_or_else(|| usage(format!("--set {text}: write NAME=VALUE")))?;
-            Ok((name.to_owned(), serde_json::from_str(value).unwrap_or_else(|_| Value::from(value))))
+            // A text that begins as an object or a list is meant to be one.
+            let setting = match value.starts_with(['{', '[']) {
+                true => value::json(&format!("--set {name}"), r#"["a", "b"]"#, value)?,
+                false => serde_json::from_str(value).unwrap_or_else(|_| Value::from(value)),
+            };
+            Ok((name.to_owned(), setting))
         };
         self.settings.iter().map(pair).collect()
     }

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::enqueue::{parse, read_text};
+use super::value::{self, read_text};
 use super::{LimitArgs, acting, known_tenant, said};
 use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
@@ -144,7 +144,7 @@ pub struct Description {
     /// The message as HTML
     #[arg(long, value_name = "TEXT")]
     html: Option<String>,
-    /// Further fields for the channel, as JSON; each string in it is rendered as a template
+    /// Further fields for the channel, as JSON, @FILE or - for stdin; each string in it is rendered as a template
     #[arg(long, value_name = "JSON")]
     data: Option<String>,
     /// The layout that the HTML is put into, e.g. mail
@@ -187,7 +187,7 @@ pub struct PreviewArgs {
     /// A past notification whose data is used
     #[arg(long, value_name = "ID", value_parser = super::id, conflicts_with = "payload")]
     notification: Option<Uuid>,
-    /// The user that is written to, as JSON
+    /// The user that is written to, as JSON, @FILE or - for stdin
     #[arg(long, value_name = "JSON")]
     user: Option<String>,
     /// The language of the reader
@@ -330,7 +330,7 @@ impl Description {
             }
         };
         let data = match &self.data {
-            Some(text) => Some(Some(parse::<Value>("--data", text)?)),
+            Some(text) => Some(Some(value::json::<Value>("--data", r#"{"templateName": "{{ guestName }}"}"#, text)?)),
             None => without("data").then_some(None),
         };
         let (scope_type, scope_id) = self.scope.clone().unzip();
@@ -343,8 +343,8 @@ impl Description {
             scope_id,
             active: self.active,
             once_per: self.once_per.clone(),
-            throttle: rule("throttle", &self.throttle, &self.without)?,
-            digest: rule("digest", &self.digest, &self.without)?,
+            throttle: rule("throttle", r#"{"max": 3, "per_s": 3600, "then": "skip"}"#, &self.throttle, &self.without)?,
+            digest: rule("digest", r#"{"window_s": 900}"#, &self.digest, &self.without)?,
             from_version: self.from_version,
             to: part("to", &self.to)?,
             subject: part("subject", &self.subject)?,
@@ -363,31 +363,32 @@ impl Description {
 /// Reads a throttle or a digest. `Some(None)` removes it.
 fn rule<T: DeserializeOwned>(
     name: &str,
+    example: &str,
     given: &Option<String>,
     without: &[String],
 ) -> Result<Option<Option<T>>, Failure> {
     match given {
-        Some(text) => Ok(Some(Some(parse(&format!("--{name}"), text)?))),
+        Some(text) => Ok(Some(Some(value::json(&format!("--{name}"), example, text)?))),
         None => Ok(without.iter().any(|removed| removed == name).then_some(None)),
     }
 }
 
 impl PreviewArgs {
     async fn run(&self, format: Format, settings: &Settings, store: &Store) -> CommandResult {
-        let object = |name: &str, text: &Option<String>| -> Result<Option<Value>, Failure> {
-            let value: Option<Value> = text.as_ref().map(|text| parse(name, text)).transpose()?;
+        let object = |name: &str, example: &str, given: &Option<String>| -> Result<Option<Value>, Failure> {
+            let value: Option<Value> = given.as_ref().map(|text| value::json(name, example, text)).transpose()?;
             match value {
                 Some(value) if !value.is_object() => {
-                    Err(Failure::new(Exit::Usage, format!("{name}: must be a JSON object")))
+                    Err(Failure::new(Exit::Usage, format!("{name}: must be a JSON object such as '{example}'")))
                 }
                 value => Ok(value),
             }
         };
         let wanted = Wanted {
             version: self.version,
-            payload: object("--payload", &self.payload)?,
+            payload: object("--payload", r#"{"guestName": "Ada"}"#, &self.payload)?,
             notification: self.notification,
-            user: object("--user", &self.user)?,
+            user: object("--user", r#"{"name": "Ada"}"#, &self.user)?,
             language: self.language.clone(),
             time_zone: self.time_zone.clone(),
             public_url: settings.api.public_url.clone(),

@@ -7,8 +7,9 @@ use postcommit_engine::store::{
 };
 use serde_json::{Value, json};
 
-use super::enqueue::{kind_and_value, parse};
+use super::enqueue::kind_and_value;
 use super::transfer::{self, ExportArgs, ImportArgs};
+use super::value;
 use super::{DeleteArgs, NameArgs, NamePageArgs, acting, known_tenant, said};
 use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
@@ -50,7 +51,7 @@ pub struct Description {
     #[arg(long, value_name = "FROM-UNTIL")]
     quiet_hours: Option<String>,
     /// Fields that templates read as user.data, as JSON; @FILE reads a file, - reads stdin
-    #[arg(long)]
+    #[arg(long, value_name = "JSON")]
     data: Option<String>,
     /// email:a@b.c, phone:+49…, slack:https://…, teams:https://…, webhook:https://…; repeatable. All addresses are
     /// replaced; the first one of a kind is used
@@ -185,7 +186,7 @@ impl Description {
             language: optional(&self.language),
             time_zone: optional(&self.time_zone),
             quiet_hours: self.quiet_hours.as_deref().map(quiet_hours).transpose()?,
-            data: self.data.as_ref().map(|text| parse::<Value>("--data", text)).transpose()?,
+            data: self.data.as_ref().map(|text| value::json::<Value>("--data", r#"{"room": 7}"#, text)).transpose()?,
             addresses: (self.no_addresses || !addresses.is_empty()).then_some(addresses),
         })
     }

@@ -33,7 +33,7 @@ pub struct Stored<'a> {
 }
 
 impl Stored<'_> {
-    fn templates(&self) -> Templates<'_> {
+    pub(super) fn templates(&self) -> Templates<'_> {
         Templates { store: self.store, tenant: self.tenant }
     }
 
@@ -41,7 +41,7 @@ impl Stored<'_> {
     pub async fn read(&self) -> Result<State, EditError> {
         let mut state = State::default();
         for kind in [Kind::EventType, Kind::Layout, Kind::List, Kind::Provider, Kind::Template] {
-            state.0.entry(kind).or_default();
+            state.objects.entry(kind).or_default();
         }
         self.read_settings_and_layouts(&mut state).await?;
         self.read_event_types(&mut state).await?;
@@ -173,33 +173,24 @@ impl Stored<'_> {
     }
 
     async fn put_event_type(&self, name: &str, given: EventType, is_new: bool) -> Result<bool, Failure> {
-        let EventType { description, sample, placeholders, mandatory, quiet_hours } = given;
+        let draft = event_type_of(given);
         if is_new {
-            let draft = EventTypeDraft { description, sample, placeholders, mandatory, quiet_hours };
             self.store.create_event_type(self.tenant, name, &draft).await?;
             return Ok(true);
         }
         let change = EventTypeChange {
-            description: Some(description),
-            sample: Some(sample),
-            placeholders: Some(placeholders),
-            mandatory: Some(mandatory),
-            quiet_hours: Some(quiet_hours),
+            description: Some(draft.description),
+            sample: Some(draft.sample),
+            placeholders: Some(draft.placeholders),
+            mandatory: Some(draft.mandatory),
+            quiet_hours: Some(draft.quiet_hours),
         };
         self.store.update_event_type(self.tenant, name, None, &change).await?;
         Ok(true)
     }
 
     async fn put_settings(&self, content: Content) -> Result<bool, Failure> {
-        let defaults = postcommit_engine::store::ContentSettings::default();
-        let change = SettingsChange {
-            language: Some(content.language),
-            time_zone: Some(content.time_zone.unwrap_or(defaults.time_zone)),
-            date_format: Some(content.date_format.unwrap_or(defaults.date_format)),
-            missing: Some(content.missing.unwrap_or_else(|| defaults.missing.name().to_owned())),
-            brand: Some(Value::Object(content.brand)),
-        };
-        Ok(self.templates().update_settings(None, &change, false).await?.is_changed)
+        Ok(self.templates().update_settings(None, &settings_of(content), false).await?.is_changed)
     }
 
     async fn put_layout(&self, name: &str, layout: Layout, is_new: bool) -> Result<bool, Failure> {
@@ -207,11 +198,7 @@ impl Stored<'_> {
         if is_new {
             return Ok(templates.create_layout(name, &layout.kind, &layout.source, false).await?.is_changed);
         }
-        let kind = templates.find_layout(name).await?.kind;
-        if kind != layout.kind {
-            let problem = format!("layout {name:?} is a {kind}; it cannot become a {}", layout.kind);
-            return Err(Failure::new(Exit::Refused, problem));
-        }
+        check_layout_kind(name, &templates.find_layout(name).await?.kind, &layout)?;
         Ok(templates.update_layout(name, None, Some(&layout.source), false).await?.is_changed)
     }
 
@@ -236,18 +223,31 @@ impl Stored<'_> {
     }
 
     async fn put_provider(&self, name: &str, provider: Provider, is_new: bool) -> Result<bool, Failure> {
+        let (driver, change) = self.provider_change(name, provider, is_new).await?;
+        if is_new {
+            self.workshop.create(self.tenant, name, &driver, change).await?;
+            return Ok(true);
+        }
+        Ok(self.workshop.update(self.tenant, name, None, &change).await?)
+    }
+
+    /// The driver of a provider, which cannot be changed, and the fields to set.
+    pub(super) async fn provider_change(
+        &self,
+        name: &str,
+        provider: Provider,
+        is_new: bool,
+    ) -> Result<(String, ProviderChange), Failure> {
+        if !is_new && self.workshop.find(self.tenant, name).await?.driver != provider.driver {
+            return Err(Failure::new(Exit::Usage, "driver: cannot be changed; create another provider"));
+        }
         let mut secrets = Secrets::new();
         for (secret, reference) in &provider.secrets {
+            let wrong = |problem: String| Failure::new(Exit::Usage, format!("secrets.{secret}: {problem}"));
             if reference != STORED {
-                let value = resolved(reference).map_err(|problem| {
-                    Failure::new(Exit::Usage, format!("provider {name}: secrets.{secret}: {problem}"))
-                })?;
-                secrets.insert(secret.clone(), value);
+                secrets.insert(secret.clone(), resolved(reference).map_err(wrong)?);
             } else if is_new {
-                let problem = format!(
-                    "provider {name}: secrets.{secret}: there is none stored here; write env:NAME or file:PATH"
-                );
-                return Err(Failure::new(Exit::Usage, problem));
+                return Err(wrong("there is none stored here; write env:NAME or file:PATH".into()));
             }
         }
         let change = ProviderChange {
@@ -263,50 +263,18 @@ impl Stored<'_> {
             burst: provider.burst.map(Some),
             enabled: provider.enabled,
         };
-        if is_new {
-            self.workshop.create(self.tenant, name, &provider.driver, change).await?;
-            return Ok(true);
-        }
-        let present = self.workshop.find(self.tenant, name).await?;
-        if present.driver != provider.driver {
-            let problem = format!("provider {name}: driver: cannot be changed; create another provider");
-            return Err(Failure::new(Exit::Usage, problem));
-        }
-        Ok(self.workshop.update(self.tenant, name, None, &change).await?)
+        Ok((provider.driver, change))
     }
 
     async fn put_template(&self, id: &str, template: Template, is_new: bool) -> Result<Saved, EditError> {
-        let change = Change {
-            event_type: Some(template.event_type),
-            channel: Some(template.channel),
-            audience: Some(template.audience),
-            language: Some(template.language),
-            scope_type: Some(template.scope_type),
-            scope_id: Some(template.scope_id),
-            active: Some(template.active),
-            once_per: Some(template.once_per),
-            throttle: Some(template.throttle),
-            digest: Some(template.digest),
-            from_version: None,
-            to: Some(template.to),
-            subject: Some(template.subject),
-            text: Some(template.text),
-            html: Some(template.html),
-            data: Some(template.data),
-            layout: Some(template.layout),
-            missing: Some(template.missing),
-            date_format: Some(template.date_format),
-            time_zone: Some(template.time_zone),
-            note: Some("applied from files".into()),
-        };
-        let templates = self.templates();
+        let (templates, change) = (self.templates(), template_of(template));
         match is_new {
             true => templates.create(id, &change).await,
             false => templates.update(id, None, &change).await,
         }
     }
 
-    /// Deletes an object. A template is deactivated before. The content settings stay.
+    /// Deletes an object. A template is deactivated before, and its versions stay. The content settings stay.
     pub async fn delete(&self, kind: Kind, name: &str) -> Result<(), Failure> {
         match kind {
             Kind::EventType => self.store.delete_event_type(self.tenant, name).await?,
@@ -324,8 +292,61 @@ impl Stored<'_> {
     }
 }
 
-fn parsed<T: serde::de::DeserializeOwned>(object: &Object) -> Result<T, Failure> {
+pub(super) fn parsed<T: serde::de::DeserializeOwned>(object: &Object) -> Result<T, Failure> {
     objects::of(object).map_err(|problem| Failure::new(Exit::Usage, problem))
+}
+
+pub(super) fn event_type_of(given: EventType) -> EventTypeDraft {
+    let EventType { description, sample, placeholders, mandatory, quiet_hours } = given;
+    EventTypeDraft { description, sample, placeholders, mandatory, quiet_hours }
+}
+
+/// The content settings as a change of all of them.
+pub(super) fn settings_of(content: Content) -> SettingsChange {
+    let defaults = postcommit_engine::store::ContentSettings::default();
+    SettingsChange {
+        language: Some(content.language),
+        time_zone: Some(content.time_zone.unwrap_or(defaults.time_zone)),
+        date_format: Some(content.date_format.unwrap_or(defaults.date_format)),
+        missing: Some(content.missing.unwrap_or_else(|| defaults.missing.name().to_owned())),
+        brand: Some(Value::Object(content.brand)),
+    }
+}
+
+/// Refuses a layout that would become a partial, or the other way round.
+pub(super) fn check_layout_kind(name: &str, kind: &str, layout: &Layout) -> Result<(), Failure> {
+    if kind == layout.kind {
+        return Ok(());
+    }
+    let problem = format!("layout {name:?} is a {kind}; it cannot become a {}", layout.kind);
+    Err(Failure::new(Exit::Refused, problem))
+}
+
+/// A template as a change of all its fields.
+pub(super) fn template_of(template: Template) -> Change {
+    Change {
+        event_type: Some(template.event_type),
+        channel: Some(template.channel),
+        audience: Some(template.audience),
+        language: Some(template.language),
+        scope_type: Some(template.scope_type),
+        scope_id: Some(template.scope_id),
+        active: Some(template.active),
+        once_per: Some(template.once_per),
+        throttle: Some(template.throttle),
+        digest: Some(template.digest),
+        from_version: None,
+        to: Some(template.to),
+        subject: Some(template.subject),
+        text: Some(template.text),
+        html: Some(template.html),
+        data: Some(template.data),
+        layout: Some(template.layout),
+        missing: Some(template.missing),
+        date_format: Some(template.date_format),
+        time_zone: Some(template.time_zone),
+        note: Some("applied from files".into()),
+    }
 }
 
 /// A provider without its secrets: in their place stands that they are stored.

@@ -1,11 +1,14 @@
-//! The text format of setting values. It follows from the type of the default, or for address ranges from the setting's
-//! name.
+//! The text format of setting values. It follows from the type of the default, or for address ranges and the public URL
+//! from the setting's name.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use toml::{Table, Value};
+use url::Url;
 
+/// The setting that is a URL for links.
+const PUBLIC_URL: &str = "api.public_url";
 /// The settings that are lists of address ranges.
 const RANGES: [&str; 2] = ["egress.allow", "server.trusted_proxies"];
 
@@ -45,10 +48,13 @@ pub fn described(value: &Value) -> String {
 }
 
 /// The value of the setting `name`. If the setting is a list of address ranges, single addresses become ranges of one
-/// address.
+/// address. The public URL loses the slash at its end.
 /// # Errors
 /// The setting's name, the invalid entry, and the expected format.
 pub fn checked(name: &str, value: &Value) -> Result<Value, String> {
+    if let (PUBLIC_URL, Some(text)) = (name, value.as_str()) {
+        return public_url(text).map(Value::from);
+    }
     let (true, Value::Array(entries)) = (RANGES.contains(&name), value) else { return Ok(value.clone()) };
     let range = |entry: &Value| {
         let text = entry.as_str().unwrap_or_default();
@@ -61,6 +67,38 @@ pub fn checked(name: &str, value: &Value) -> Result<Value, String> {
         })
     };
     Ok(Value::Array(entries.iter().map(range).collect::<Result<_, _>>()?))
+}
+
+/// The URL that links begin with, in its usual spelling. An empty text is none.
+fn public_url(text: &str) -> Result<String, String> {
+    let refused = |problem: String| {
+        Err(format!(
+            "{PUBLIC_URL}: {problem}; allowed are an http or https URL such as https://notify.example.com, if need be \
+             with a port and a path, and an empty text"
+        ))
+    };
+    if text.is_empty() {
+        return Ok(String::new());
+    }
+    // The parser would accept more: it leaves out spaces and adds slashes.
+    let lower = text.to_ascii_lowercase();
+    let rest = lower.strip_prefix("https://").or_else(|| lower.strip_prefix("http://"));
+    let is_plain = |c: char| !c.is_whitespace() && !c.is_control() && c != '\\';
+    let written = rest.is_some_and(|rest| !rest.starts_with('/') && rest.chars().all(is_plain));
+    let Some(url) = Url::parse(text).ok().filter(|url| written && url.has_host()) else {
+        return refused(format!("is {text:?}, which is not such a URL"));
+    };
+    // These parts may hold secrets, so the value is not repeated.
+    for (is_given, part) in [
+        (!url.username().is_empty() || url.password().is_some(), "a user name or a password"),
+        (url.query().is_some(), "a query"),
+        (url.fragment().is_some(), "a fragment"),
+    ] {
+        if is_given {
+            return refused(format!("has {part}"));
+        }
+    }
+    Ok(url.as_str().trim_end_matches('/').to_owned())
 }
 
 #[cfg(test)]
@@ -79,6 +117,44 @@ mod tests {
         for bad in ["everything", "10.1.0.0/33", "10.1.0.0/16 10.2.0.0/16", "10.1.0.0/16;10.2.0.0/16", "[1]"] {
             let problem = read(bad).unwrap_err();
             assert!(problem.starts_with("egress.allow: ") && problem.contains("10.1.0.0/16,fd00::/8"), "{problem}");
+        }
+    }
+
+    #[test]
+    fn e14_the_public_url_is_a_web_address_that_links_can_begin_with() {
+        for (text, usual) in [
+            ("", ""),
+            ("https://notify.example.com", "https://notify.example.com"),
+            ("https://Notify.Example.com:443/", "https://notify.example.com"),
+            ("HTTP://10.0.0.7:7410", "http://10.0.0.7:7410"),
+            ("http://[::1]:7410/", "http://[::1]:7410"),
+            ("https://example.com/notify//", "https://example.com/notify"),
+            ("https://münchen.example/", "https://xn--mnchen-3ya.example"),
+        ] {
+            assert_eq!(public_url(text).as_deref(), Ok(usual), "{text}");
+        }
+        for (text, said) in [
+            ("ftp://example.com", "is \"ftp://example.com\", which is not such a URL"),
+            ("notify.example.com", "which is not such a URL"),
+            ("https:notify.example.com", "which is not such a URL"),
+            ("https://", "which is not such a URL"),
+            ("https:///notify", "which is not such a URL"),
+            ("https://not ify.example.com", "which is not such a URL"),
+            (" https://notify.example.com", "which is not such a URL"),
+            ("https://notify.example.com:99999", "which is not such a URL"),
+            ("https:\\\\notify.example.com", "which is not such a URL"),
+            ("https://ada:hush@notify.example.com", "has a user name or a password"),
+            ("https://ada@notify.example.com", "has a user name or a password"),
+            ("https://notify.example.com/?token=hush", "has a query"),
+            ("https://notify.example.com?", "has a query"),
+            ("https://notify.example.com/#hush", "has a fragment"),
+        ] {
+            let problem = public_url(text).unwrap_err();
+            assert!(problem.starts_with("api.public_url: ") && problem.contains(said), "{problem}");
+            assert!(
+                problem.contains("https://notify.example.com, if need be") && !problem.contains("hush"),
+                "{problem}"
+            );
         }
     }
 }

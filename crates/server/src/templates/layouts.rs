@@ -8,8 +8,8 @@ use postcommit_engine::store::{
 };
 use serde_json::Value;
 
-use super::parts::{Layout, closure, included};
-use super::{Templates, compiled, is_still, language_tag, missing_of, overtaken, too_many, written};
+use super::parts::{Layout, closure};
+use super::{Common, Templates, compiled, is_still, language_tag, missing_of, overtaken, too_many, written};
 
 /// The kinds of layouts.
 pub const KINDS: [&str; 2] = ["layout", "partial"];
@@ -52,20 +52,10 @@ impl Templates<'_> {
         source: &str,
         dry_run: bool,
     ) -> Result<Effect, EditError> {
-        short_name("name", name).map_err(EditError::Refused)?;
-        if !KINDS.contains(&kind) {
-            let problem = format!("kind: {kind:?} is not known; allowed are {}", KINDS.join(", "));
-            return Err(EditError::Refused(problem));
-        }
         let draft = LayoutDraft { name: name.to_owned(), kind: kind.to_owned(), source: source.to_owned() };
         for _ in 0..TRIES {
             let known = self.store.layouts_of(self.tenant).await?;
-            if known.iter().any(|layout| layout.name == name) {
-                return Err(EditError::Exists { what: "layout", name: name.to_owned() });
-            }
-            if known.len() >= LAYOUTS {
-                return Err(too_many(LAYOUTS, "layouts"));
-            }
+            check_new(&draft, &known.iter().map(|layout| layout.name.as_str()).collect::<Vec<_>>())?;
             if let Some(effect) = self.save(&draft, None, dry_run).await? {
                 return Ok(effect);
             }
@@ -106,7 +96,7 @@ impl Templates<'_> {
     ) -> Result<Option<Effect>, EditError> {
         let last_change = self.store.last_template_change(self.tenant).await?;
         let revision = from.map_or(0, |from| from.revision);
-        let mut used = self.uses_of(draft, revision).await?;
+        let mut used = self.uses_of(self.common().await?, draft, revision).await?;
         let (templates, event_types) = split(self.store.templates_using(self.tenant, &draft.name).await?);
         (used.last_change, used.templates) = (last_change, templates);
         self.check_users(&used).await?;
@@ -117,13 +107,30 @@ impl Templates<'_> {
         Ok(None)
     }
 
+    /// Does with a layout what [`Templates::create_layout`] and [`Templates::update_layout`] do before they write, and
+    /// enters it into `common`.
+    pub async fn rehearse_layout(&self, common: &mut Common, draft: &LayoutDraft) -> Result<(), EditError> {
+        let revision = match common.layouts.get(&draft.name) {
+            Some(known) => known.revision,
+            None => {
+                check_new(draft, &common.layouts.keys().map(String::as_str).collect::<Vec<_>>())?;
+                0
+            }
+        };
+        let mut used = self.uses_of(common.clone(), draft, revision).await?;
+        used.templates = split(self.store.templates_using(self.tenant, &draft.name).await?).0;
+        self.check_users(&used).await?;
+        let (kind, source) = (draft.kind.clone(), draft.source.clone());
+        common.layouts.insert(draft.name.clone(), Layout { kind, source, revision });
+        Ok(())
+    }
+
     /// Compiles the layout with what it includes.
-    async fn uses_of(&self, draft: &LayoutDraft, revision: i32) -> Result<LayoutUse, EditError> {
+    async fn uses_of(&self, mut common: Common, draft: &LayoutDraft, revision: i32) -> Result<LayoutUse, EditError> {
         if draft.source.len() > limits::LAYOUT_BYTES {
             let (bytes, most) = (draft.source.len(), limits::LAYOUT_BYTES);
             return Err(EditError::Refused(format!("source: has {bytes} bytes; at most {most} are allowed")));
         }
-        let mut common = self.common().await?;
         let (name, kind, source) = (draft.name.clone(), draft.kind.clone(), draft.source.clone());
         common.layouts.insert(name.clone(), Layout { kind, source, revision });
         let wanted = vec![("source".to_owned(), name)];
@@ -160,16 +167,10 @@ impl Templates<'_> {
         for _ in 0..TRIES {
             let found = self.find_layout(name).await?;
             let (templates, _) = split(self.store.templates_using(self.tenant, name).await?);
-            let layouts = self.store.layouts_of(self.tenant).await?;
-            let including = layouts.iter().filter(|other| other.name != name && included(&other.source).contains(name));
-            let users: Vec<String> = templates
-                .iter()
-                .map(|id| format!("template {id}"))
-                .chain(including.map(|other| format!("{} {}", other.kind, other.name)))
-                .collect();
+            let including = self.common().await?.including(name);
+            let users: Vec<String> = templates.iter().map(|id| format!("template {id}")).chain(including).collect();
             if !users.is_empty() {
-                let users = users.join(", ");
-                return Err(EditError::Conflict(format!("layout {name:?} is used by {users}; change these first")));
+                return Err(is_used(name, &users));
             }
             if self.store.delete_layout(&found).await? {
                 return Ok(());
@@ -188,10 +189,7 @@ impl Templates<'_> {
         for _ in 0..TRIES {
             let from = self.store.content_settings(self.tenant).await?;
             is_still("content", "settings", revision, from.revision)?;
-            let to = settings_of(&from, change)?;
-            let (time_zone, date_format) = (to.time_zone.clone(), to.date_format.clone());
-            let text = Some(String::new());
-            compiled(&Source { text, time_zone, date_format, brand: to.brand.clone(), ..Source::default() }).await?;
+            let to = checked_settings(&from, change).await?;
             if to == from {
                 return Ok(Effect { waiting: Waiting { count: 0, is_exact: true }, ..Effect::default() });
             }
@@ -212,6 +210,37 @@ impl Templates<'_> {
         }
         Err(overtaken("content", "settings"))
     }
+}
+
+/// Refuses a new layout whose name, kind or place is not allowed.
+fn check_new(draft: &LayoutDraft, known: &[&str]) -> Result<(), EditError> {
+    let LayoutDraft { name, kind, .. } = draft;
+    short_name("name", name).map_err(EditError::Refused)?;
+    if !KINDS.contains(&kind.as_str()) {
+        let problem = format!("kind: {kind:?} is not known; allowed are {}", KINDS.join(", "));
+        return Err(EditError::Refused(problem));
+    }
+    if known.contains(&name.as_str()) {
+        return Err(EditError::Exists { what: "layout", name: name.clone() });
+    }
+    if known.len() >= LAYOUTS {
+        return Err(too_many(LAYOUTS, "layouts"));
+    }
+    Ok(())
+}
+
+/// The error of a layout that cannot be deleted.
+pub fn is_used(name: &str, users: &[String]) -> EditError {
+    EditError::Conflict(format!("layout {name:?} is used by {}; change these first", users.join(", ")))
+}
+
+/// The settings after a change, if templates can be rendered with them.
+pub async fn checked_settings(from: &ContentSettings, change: &SettingsChange) -> Result<ContentSettings, EditError> {
+    let to = settings_of(from, change)?;
+    let (time_zone, date_format) = (to.time_zone.clone(), to.date_format.clone());
+    let text = Some(String::new());
+    compiled(&Source { text, time_zone, date_format, brand: to.brand.clone(), ..Source::default() }).await?;
+    Ok(to)
 }
 
 /// Names the field `source` in the problem of a layout, which names the layout itself.

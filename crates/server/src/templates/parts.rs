@@ -7,6 +7,7 @@ use postcommit_engine::store::{ContentSettings, EditError, MadeFrom};
 use serde_json::Value;
 
 /// A tenant's layout or partial.
+#[derive(Clone)]
 pub struct Layout {
     pub kind: String,
     pub source: String,

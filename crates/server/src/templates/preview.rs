@@ -118,7 +118,7 @@ impl Templates<'_> {
         Ok(match declared.is_some_and(|declared| declared.event_type.mandatory) {
             _ if public_url.is_empty() => Err(NO_PUBLIC_URL),
             true => Err(IS_MANDATORY),
-            false => Ok(format!("{}/u/preview", public_url.trim_end_matches('/'))),
+            false => Ok(format!("{public_url}/u/preview")),
         })
     }
 

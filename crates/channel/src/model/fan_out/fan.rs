@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
+use super::unreached::without_address;
 use super::{Found, Lookup, NoAddress, OwnAddress};
 use crate::model::content::{Choice, TemplateEntry, TenantContent};
 use crate::model::expand::{
@@ -21,16 +22,16 @@ use crate::template::FlatPayload;
 
 /// One party that the notification goes to.
 pub(super) struct Party {
-    recipient: Recipient,
+    pub(super) recipient: Recipient,
     /// The only channel, of a list's member or of a template's own address.
-    channel: Option<String>,
+    pub(super) channel: Option<String>,
     /// Where it is named, for details: `recipients[0]`, `list "x"`.
-    place: String,
+    pub(super) place: String,
 }
 
 impl Party {
     /// What a detail calls its address: `recipients[0].phone`, or in other places `list "x": the phone`.
-    fn field(&self, kind: &str) -> String {
+    pub(super) fn field(&self, kind: &str) -> String {
         let separator = if self.place.starts_with("recipients[") { "." } else { ": the " };
         format!("{}{separator}{kind}", self.place)
     }
@@ -38,7 +39,7 @@ impl Party {
 
 /// The targets of one notification, as they are gathered.
 pub(super) struct Fan<'a> {
-    note: &'a StoredNotification,
+    pub(super) note: &'a StoredNotification,
     routes: Routes<'a>,
     pub(super) choice: Option<&'a Choice>,
     is_mandatory: bool,
@@ -134,11 +135,13 @@ impl<'a> Fan<'a> {
             unreached.extend(self.reach(&party));
         }
         if self.targets.is_empty() {
-            let nobody = || park("no_recipient", "no recipient can be reached on the channels named");
-            return Err(if self.choice.is_some() { self.no_template() } else { nobody() });
+            return Err(self.nobody(&unreached));
         }
         self.targets.extend(unreached);
-        Ok(())
+        match self.unknown_users() {
+            Some(parked) => Err(parked),
+            None => Ok(()),
+        }
     }
 
     /// Adds the targets of one party. Returns the skipped target of a party that no channel reaches.
@@ -287,7 +290,7 @@ impl<'a> Fan<'a> {
             // A channel that does not exist parks its delivery, so that it is not lost.
             return match lane_for(None, channel, self.routes) {
                 parked @ Fate::Ended { .. } if !self.routes.know(channel) => parked,
-                _ => skipped("no_address", format!("{} has no address for {channel}", party.field("user"))),
+                _ => without_address(party, channel, known),
             };
         };
         if let Err(problem) = recipient.check() {
@@ -377,27 +380,6 @@ impl<'a> Fan<'a> {
             })
         });
         (throttle.is_some() || digest.is_some()).then_some(Pacing { throttle, digest })
-    }
-
-    fn unreached(&self, party: &Party) -> Target {
-        let (kind, place) = (party.recipient.kind(), &party.place);
-        let channel = implied(&party.recipient).first().copied().unwrap_or("any");
-        let fate = match self.choice {
-            Some(_) => skipped("template_not_found", format!("{place}: no template of the event type is for a {kind}")),
-            None => {
-                let named = self.note.channels.join(", ");
-                skipped("not_on_channels", format!("{} cannot be reached on {named}", party.field(kind)))
-            }
-        };
-        Target::new(Facts::new(channel, party.recipient.value()), fate)
-    }
-
-    pub(super) fn no_template(&self) -> Expansion {
-        let (event_type, named) = (&self.note.event_type, self.note.channels.join(", "));
-        let on = if named.is_empty() { "for any recipient".to_owned() } else { format!("on {named}") };
-        let detail =
-            format!("no active template of event type {event_type:?} can be used {on}; create one, then retry");
-        park("template_not_found", detail)
     }
 }
 

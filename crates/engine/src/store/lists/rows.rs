@@ -7,7 +7,7 @@ use crate::db::{Db, DbError, Row, Value, sqlite};
 use crate::store::Store;
 
 /// A query for one row of a list by its key: `$1` is the tenant, `$2` the notification and `$3` the target's number.
-/// `{provider}` in the columns is replaced with the expression for the provider's name.
+/// They may occur in the columns, too. `{provider}` there is replaced with the expression for the provider's name.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::store) struct RowQuery {
     pub columns: &'static str,
@@ -60,8 +60,9 @@ impl RowQuery {
     }
 
     fn of_k(self) -> String {
-        let of_one = self.of_one.replace("$1", "k.tenant").replace("$2", "k.id").replace("$3", "k.n");
-        format!("SELECT {} FROM {of_one}", self.columns.replace("{provider}", PROVIDER_OF_K))
+        let Self { columns, of_one } = self;
+        let of_one = format!("SELECT {} FROM {of_one}", columns.replace("{provider}", PROVIDER_OF_K));
+        of_one.replace("$1", "k.tenant").replace("$2", "k.id").replace("$3", "k.n")
     }
 }
 

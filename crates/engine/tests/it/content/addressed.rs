@@ -97,11 +97,77 @@ on_both! {
         world.user("nobody", &[], json!({})).await;
         let id = world.book("1", json!({"recipients": [{"user": "nobody"}, {"user": "stranger"}, {"email": "a@example.com"}]})).await;
         world.pass().await;
-        let none = |on: &str| outcome(on, "skipped", "no_address");
-        let mut expected = ["email", "sms", "whatsapp"].map(none).to_vec();
-        expected.extend(expected.clone());
+        let channels = ["email", "sms", "whatsapp"];
+        let mut expected = channels.map(|on| outcome(on, "skipped", "no_address")).to_vec();
+        expected.extend(channels.map(|on| outcome(on, "skipped", "unknown_user")));
         expected.push(outcome("email", "sent", ""));
         assert_eq!(world.outcomes(id).await, expected);
+        let said = world.deliveries(id).await[3].last_error.clone();
+        let why = "recipients[1].user \"stranger\" does not exist; create the user, then send it again";
+        assert_eq!(said.as_deref(), Some(why));
+    }
+
+    async fn c4_a_notification_to_an_unknown_user_parks_and_a_retry_finds_the_user(world) {
+        world.capture(json!({})).await;
+        world.prefer("carla", "*", "sms", false).await;
+        world.list("crew", &[("user", "carla", ""), ("user", "stranger", "")]).await;
+        let to = |entry: serde_json::Value| json!({"title": "Up", "recipients": [entry], "channels": ["email"]});
+        let user = world.enqueue("a", to(json!({"user": "stranger"}))).await;
+        let list = world.enqueue("a", to(json!({"list": "crew"}))).await;
+        world.write_template("mail", "email", json!({"text": "Hello"})).await;
+        let event = world.book("1", json!({"recipients": [{"user": "stranger"}]})).await;
+        world.pass().await;
+        for id in [user, list, event] {
+            assert_eq!(world.outcomes(id).await, [outcome("", "parked", "unknown_user")]);
+        }
+        let said = world.delivery(user).await;
+        assert_eq!((said.last_error.as_deref(), said.error_class.as_deref()),
+            (Some("user \"stranger\" does not exist; create the user, then retry"), Some("invalid_address")));
+        assert_eq!(world.delivery(list).await.last_error.unwrap(), "users \"carla\", \"stranger\" do not exist; create the users, then retry",
+            "preferences alone make no user");
+        world.user("stranger", &[("email", "new@example.com")], json!({})).await;
+        for id in [user, list, event] {
+            assert!(world.store.retry(world.key(id, 0)).await.unwrap());
+        }
+        world.pass().await;
+        assert_eq!(world.outcomes(user).await, [outcome("email", "sent", "")]);
+        assert_eq!(world.outcomes(list).await, [outcome("email", "skipped", "unknown_user"), outcome("email", "sent", "")]);
+        assert_eq!(world.outcomes(event).await, [outcome("email", "sent", "")]);
+    }
+
+    async fn e4_a_member_on_a_channel_that_is_not_asked_for_is_skipped_for_that_reason(world) {
+        world.capture(json!({})).await;
+        world.list("desk", &[("phone", "+14155550100", "whatsapp"), ("phone", "+14155550101", "")]).await;
+        let mut expected = vec![outcome("sms", "sent", ""), outcome("whatsapp", "skipped", "not_on_channels")];
+        let to_desk = json!({"title": "Up", "recipients": [{"list": "desk"}], "channels": ["sms"]});
+        let direct = world.enqueue("alert", to_desk.clone()).await;
+        world.booking_templates("notification").await;
+        let event = world.book("1", to_desk).await;
+        world.pass().await;
+        for id in [direct, event] {
+            let mut found = world.outcomes(id).await;
+            found.sort();
+            assert_eq!(found, expected);
+            let skipped = world.deliveries(id).await.into_iter().find(|row| row.state == "skipped").unwrap();
+            let why = "list \"desk\": the phone is reached on whatsapp, and the notification asks for sms";
+            assert_eq!(skipped.last_error.as_deref(), Some(why));
+        }
+        // Without a template for its channel, that is the reason.
+        world.execute("UPDATE postcommit.template SET active = (1 = 0) WHERE channel = 'whatsapp'", vec![]).await;
+        let bare = world.book("2", json!({"recipients": [{"list": "desk"}]})).await;
+        // Without any other member, the notification waits for somebody who mends the list or the notification.
+        world.list("chat", &[("phone", "+14155550100", "whatsapp")]).await;
+        let nobody = world.book("3", json!({"recipients": [{"list": "chat"}], "channels": ["sms"]})).await;
+        let mail = world.book("4", json!({"recipients": [{"email": "a@example.com"}, {"phone": "+14155550100"}], "channels": ["sms"]})).await;
+        world.pass().await;
+        expected[1] = outcome("whatsapp", "skipped", "template_not_found");
+        let mut found = world.outcomes(bare).await;
+        found.sort();
+        assert_eq!(found, expected);
+        assert_eq!(world.outcomes(nobody).await, [outcome("", "parked", "no_recipient")]);
+        assert_eq!(world.delivery(nobody).await.last_error.unwrap(),
+            "no recipient can be reached: list \"chat\": the phone is reached on whatsapp, and the notification asks for sms");
+        assert_eq!(world.outcomes(mail).await, [outcome("sms", "sent", ""), outcome("email", "skipped", "not_on_channels")]);
     }
 
     async fn e4_a_list_is_resolved_when_sending_and_its_recipients_are_recorded(world) {
@@ -192,7 +258,7 @@ on_both! {
         let event = world.book("1", json!({"tenant": "other"})).await;
         world.pass().await;
         assert_eq!(world.outcomes(list).await, [outcome("", "parked", "unknown_list")]);
-        assert_eq!(world.outcomes(user).await, [outcome("email", "skipped", "no_address")]);
+        assert_eq!(world.outcomes(user).await, [outcome("", "parked", "unknown_user")]);
         assert_eq!(world.outcomes(event).await, [outcome("", "parked", "no_recipient")]);
     }
 

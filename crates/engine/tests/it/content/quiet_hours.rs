@@ -114,7 +114,32 @@ on_both! {
         let id = world.book("1", to_ana()).await;
         world.pass().await;
         assert_eq!(world.attempts(id).await.len(), 1);
-        assert!(due(&world, id).await.since(now(&world).await) > Duration::from_secs(2 * 3600));
+        let end = due(&world, id).await;
+        assert!(end.since(now(&world).await) > Duration::from_secs(2 * 3600));
+        let row = world.delivery(id).await;
+        assert_eq!((row.state.as_str(), row.waits_for), ("retrying", Some(format!("the end of its user's quiet hours, {end}"))));
+    }
+
+    async fn a_delivery_that_waits_for_the_end_of_quiet_hours_says_so_in_utc_and_as_the_user_reads_it(world) {
+        let lane = world.capture(json!({})).await;
+        // The clock in Kolkata is 330 minutes ahead of UTC.
+        let hours = quiet_hours(&world, NOW.0 + 330, NOW.1 + 330).await;
+        world.user("ana", &[("email", "ana@example.com")], json!({"quiet_hours": hours, "time_zone": "Asia/Kolkata"})).await;
+        let mut fields = json!({"title": "Up", "recipients": [{"user": "ana"}], "channels": ["email"]});
+        let waits = world.enqueue("alert", fields.clone()).await;
+        let soon = now(&world).await.plus(Duration::from_secs(600));
+        fields["expires_at"] = json!(soon);
+        let ends = world.enqueue("alert", fields).await;
+        world.pass().await;
+        let (end, until) = (due(&world, waits).await, hours["until"].as_str().unwrap());
+        let said = world.delivery(waits).await.waits_for.unwrap();
+        assert!(said.starts_with(&format!("the end of its user's quiet hours, {end} (2")) && said.ends_with(&format!(" {until} in Asia/Kolkata)")), "{said}");
+        let expires = world.delivery(ends).await;
+        let before = format!("; it expires before, at {}", expires.next_attempt_at.unwrap());
+        assert_eq!(expires.waits_for, Some(format!("{said}{before}")));
+        // A stronger reason is told first.
+        world.store.pause_lane(lane, None, "by hand").await.unwrap();
+        assert_eq!(world.delivery(waits).await.waits_for.as_deref(), Some("its provider, which is paused: by hand"));
     }
 
     async fn a_direct_message_to_a_user_waits_as_well_and_one_that_expires_before_ends_then(world) {

@@ -95,6 +95,25 @@ on_both! {
         assert_eq!(world.captured(copy).await.values().next().unwrap()["title"], "Direct");
     }
 
+    async fn c11_a_direct_message_to_a_user_or_a_list_is_resent_after_they_were_created(world) {
+        world.capture(json!({})).await;
+        let to = json!([{"user": "ana"}, {"list": "crew"}, {"email": "a@example.com"}]);
+        world.list("crew", &[("user", "bob", "")]).await;
+        let first = world.book("12345", json!({"title": "Direct", "recipients": to, "channels": ["sms", "email"]})).await;
+        world.pass().await;
+        assert_eq!(world.outcomes(first).await, [
+            outcome("sms", "skipped", "unknown_user"), outcome("email", "skipped", "unknown_user"), outcome("sms", "skipped", "unknown_user"),
+            outcome("email", "skipped", "unknown_user"), outcome("email", "sent", ""),
+        ]);
+        world.user("ana", &[("phone", "+14155550100")], json!({})).await;
+        world.user("bob", &[("phone", "+14155550101")], json!({})).await;
+        let copy = resend(&world, &wish("sms", None, None)).await.unwrap();
+        let asked = resend(&world, &wish("sms", None, Some(Recipient::user("bob")))).await.unwrap();
+        world.pass().await;
+        assert_eq!(world.outcomes(copy).await, [outcome("sms", "sent", ""), outcome("sms", "sent", "")]);
+        assert_eq!(world.outcomes(asked).await, [outcome("sms", "sent", "")]);
+    }
+
     async fn c11_a_template_that_cannot_be_used_is_refused_with_the_reason(world) {
         world.capture(json!({})).await;
         world.booking_templates("entity").await;

@@ -93,7 +93,9 @@ fn first_id(micros: i64) -> Uuid {
 fn line(a: &AttemptRow) -> String {
     let word = |text: &Option<String>| text.as_ref().map(|text| format!("  {text}")).unwrap_or_default();
     let captured = if a.captured { format!("  {CAPTURED}") } else { String::new() };
-    let error = format!("{captured}{}{}", word(&a.code), word(&a.error_class));
+    // Without a code the detail is a warning.
+    let warning = if a.code.is_none() { word(&a.detail) } else { String::new() };
+    let error = format!("{captured}{}{}{warning}", word(&a.code), word(&a.error_class));
     let (provider, id) = (or_dash(&a.provider), &a.delivery_id);
     format!("{}  {:<9} {provider:<16} {id}  #{}  {} ms{error}", a.at, a.outcome, a.seq, a.latency_ms)
 }

@@ -212,4 +212,27 @@ on_both! {
         refused(made(json!({"channel": "email", "address": "a@example.com", "event_type": "a"})), 422, Some("event_type"));
         refused(made(json!({"channel": "a b", "user": "42"})), 422, Some("channel"));
     }
+    fn c4_a_story_names_the_user_the_warning_and_an_unknown_user(kind) {
+        let app = App::at_rest(kind);
+        app.create_capture("default", "capture", "nothing");
+        let client = app.client("default", &["edit", "enqueue", "read", "operate"]);
+        let _ = client.post("/v1/users", &json!({"id": "42", "addresses": [{"kind": "email", "address": "ada@example.com"}]})).expect(201);
+        let _ = client.post("/v1/templates", &json!({"id": "mail", "event_type": "booking.confirmed", "channel": "email", "text": "Hi {{ guestName }}"})).expect(201);
+        let to = |event_type: &str, user: &str| json!({"event_type": event_type, "title": "Hi", "recipients": [{"user": user}], "channels": ["email"]});
+        let (known, unknown) = (app.enqueue(&client, &to("booking.confirmed", "42")), app.enqueue(&client, &to("note", "stranger")));
+        app.pass();
+        let warning = "text, line 1, column 4: the payload has no value for guestName: nothing is printed";
+        let row = client.get(&format!("/v1/deliveries/{known}.1")).expect(200).json();
+        assert_eq!((&row["user_id"], &row["warning"], &row["last_error"]), (&json!("42"), &json!(warning), &Value::Null));
+        assert_eq!(row["attempt_log"][0]["detail"], json!(format!("warning: {warning}")));
+        assert_eq!(app.story(&known)["deliveries"][0]["warning"], json!(warning));
+        let why = "user \"stranger\" does not exist; create the user, then retry";
+        let status = app.status(&unknown);
+        assert_eq!((&status["state"], &status["last_error"]), (&json!("parked"), &json!(format!("unknown_user: {why}"))));
+        assert_eq!(items(client.get("/v1/deliveries?error_code=unknown_user"))[0]["last_error"], json!(why));
+        let _ = client.post("/v1/users", &json!({"id": "stranger", "addresses": [{"kind": "email", "address": "new@example.com"}]})).expect(201);
+        let _ = client.post(&format!("/v1/deliveries/{unknown}.0/retry"), &json!({})).expect(200);
+        app.pass();
+        assert_eq!(app.status(&unknown)["state"], "sent");
+    }
 }

@@ -71,6 +71,13 @@ fn e14_invalid_settings_are_refused_at_start_by_name() {
         ("API_BURST", "-1", "api.burst"),
         ("API_REQUESTS_PER_S", "2000000", "api.requests_per_s"),
         ("API_PUBLIC_URL", "ftp://example.com", "api.public_url"),
+        ("API_PUBLIC_URL", "https://", "api.public_url: is \"https://\", which is not such a URL; allowed are"),
+        (
+            "API_PUBLIC_URL",
+            "https://ada:hush@example.com",
+            "api.public_url: has a user name or a password; allowed are",
+        ),
+        ("API_PUBLIC_URL", "https://example.com/?a=1", "api.public_url: has a query; allowed are"),
         ("DISPATCH_INTERVAL_MS", "5", "dispatch.interval_ms"),
         ("DISPATCH_BATCH", "many", "dispatch.batch"),
         ("KPI_STUCK_AFTER_S", "0", "kpi.stuck_after_s"),

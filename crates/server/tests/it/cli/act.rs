@@ -62,6 +62,45 @@ fn enqueue_refuses_invalid_values_with_their_field() {
 }
 
 #[test]
+fn a_value_that_is_no_json_names_the_option_the_place_and_the_form() {
+    let shell = Shell::ready();
+    let template = ["templates", "create", "t", "--event-type", "a", "--channel", "sms", "--text", "x"];
+    let provider = ["providers", "create", "p", "--driver", "capture"];
+    let options: [(&[&str], &[&str]); 7] = [
+        (&["enqueue", "a", "--to", "user:1"], &["--payload", "--data", "--source"]),
+        (&["enqueue"], &["--json"]),
+        (&["users", "create", "1"], &["--data"]),
+        (&["event-types", "create", "a"], &["--sample"]),
+        (&["content", "update"], &["--brand"]),
+        (&template, &["--data", "--throttle", "--digest"]),
+        (&provider, &["--policy"]),
+    ];
+    std::fs::write(shell.path().join("bad.json"), "{\n  x}\n").unwrap();
+    for (command, option) in options.iter().flat_map(|(command, all)| all.iter().map(move |option| (command, option))) {
+        let said = |given: &str| shell.run(&[command, &[*option, given][..]].concat()).ends(2).stderr;
+        let stripped = said("{guestName: Ada}");
+        let begin = format!(
+            "postcommit: {option}: is not JSON: line 1, column 2: key must be a string; write JSON such as '{{"
+        );
+        assert!(stripped.starts_with(&begin), "{stripped}");
+        assert!(stripped.contains(", @FILE to read a file, or - to read stdin. The text has no \""), "{stripped}");
+        assert!(stripped.contains("in cmd.exe and Windows PowerShell write \"{\\\""), "{stripped}");
+        let file = said("@bad.json");
+        let begin =
+            format!("postcommit: {option}: bad.json: is not JSON: line 2, column 3: key must be a string; write");
+        assert!(file.starts_with(&begin) && !file.contains("cmd.exe"), "{file}");
+    }
+    let set = shell.run(&[&provider[..], &["--set", "fail_on=[a"]].concat()).ends(2).stderr;
+    assert!(set.starts_with("postcommit: --set fail_on: is not JSON: line 1, column 2: "), "{set}");
+    let half = shell.run(&[&template[..], &["--throttle", r#"{"max": 3}"#]].concat()).ends(2).stderr;
+    assert!(
+        half.starts_with("postcommit: --throttle: line 1, column 10: missing field `per_s`; write JSON such as"),
+        "{half}"
+    );
+    assert_eq!(shell.run(&["users", "list", "-o", "json"]).ends(0).json(), serde_json::json!([]), "nothing was made");
+}
+
+#[test]
 fn enqueue_reads_a_whole_notification_from_a_file() {
     let shell = Shell::ready();
     let document = r#"{"event_type": "a", "idempotency_key": "k", "recipients": [{"phone": "+14155550100"}], "channels": ["whatsapp"], "priority": 9}"#;

@@ -43,6 +43,33 @@ on_both! {
         assert_eq!(shell.run(&["templates", "show", "guest", "-o", "json"]).ends(0).json()["version"], 3);
     }
 
+    fn c1_the_language_is_chosen_as_the_documentation_says(kind) {
+        let shell = Shell::ready_on(kind);
+        shell.run(&["content", "update", "--language", "en"]).ends(0);
+        shell.run(&["users", "create", "42", "--language", "pt-BR", "--address", "email:ada@example.com"]).ends(0);
+        // Each row of the table has an event type of its own. The id begins with the language, "any" for none.
+        for (row, (languages, used)) in [
+            (&["pt-BR", "pt", "en", "any"][..], ("pt-BR", "pt-BR")),
+            (&["pt", "en", "any"], ("pt", "pt")),
+            (&["en", "any"], ("en", "en")),
+            (&["en-GB", "any"], ("any", "pt-BR")),
+            (&["fr", "de"], ("de", "de")),
+        ].into_iter().enumerate() {
+            for language in languages {
+                let tag = if *language == "any" { "" } else { language };
+                shell.run(&["templates", "create", &format!("{language}-{row}"), "--event-type", &format!("e{row}"), "--channel", "email", "--language", tag, "--text", "Hi"]).ends(0);
+            }
+            let id = shell.run(&["enqueue", &format!("e{row}"), "--to", "user:42"]).ends(0).stdout.trim().to_owned();
+            shell.dispatch();
+            let sent = shell.run(&["deliveries", "list", "--notification-id", &id, "-o", "json"]).ends(0).json()[0].clone();
+            assert_eq!((&sent["template"], &sent["language"]), (&json!(format!("{}-{row}", used.0)), &json!(used.1)), "{languages:?}");
+        }
+        let id = shell.enqueue("e0", &[]);
+        shell.dispatch();
+        let sent = shell.run(&["deliveries", "list", "--notification-id", &id, "-o", "json"]).ends(0).json()[0].clone();
+        assert_eq!((&sent["template"], &sent["language"]), (&json!("en-0"), &json!("en")), "an address has the language of the tenant");
+    }
+
     fn a_layout_and_the_content_settings_say_which_templates_they_concern(kind) {
         let shell = Shell::ready_on(kind);
         shell.run(&["layouts", "create", "page", "--source", "<b>{{ content }}</b> {{ brand.name }}"]).ends(0);
