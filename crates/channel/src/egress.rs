@@ -63,7 +63,7 @@ fn is_mapped(net: &IpNet) -> bool {
     matches!(net, IpNet::V6(net) if net.prefix_len() >= 96 && net.addr().to_ipv4_mapped().is_some())
 }
 
-/// Why [`Egress`] cannot be created.
+/// The error when [`Egress`] cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum EgressError {
     /// A setting is out of range. The text names it.
@@ -74,7 +74,7 @@ pub enum EgressError {
     CaFile {
         /// The path of the file, as configured.
         path: PathBuf,
-        /// Why the file cannot be used.
+        /// The reason why the file cannot be used.
         reason: String,
     },
 }

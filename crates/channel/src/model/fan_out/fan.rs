@@ -1,4 +1,5 @@
-//! Gathers the targets of one notification: parties, their channels and templates, and what becomes of each.
+//! Collects the targets of one notification: the parties, their channels and templates, and the lane or end of each
+//! target.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,24 +20,24 @@ use crate::model::user::{KnownUser, ListMember, address, comparable, kind_of_cha
 use crate::model::{Digesting, Facts, FinishedState, Pacing, QuietRule, QuietWindow, StoredNotification};
 use crate::template::FlatPayload;
 
-/// One party that the notification goes to.
+/// One party: a recipient of the notification, or a member of a list.
 pub(super) struct Party {
     recipient: Recipient,
-    /// The only channel, of a list's member or of a template's own address.
+    /// The only channel of the party. Set for a member of a list with a channel.
     channel: Option<String>,
-    /// Where it is named, for details: `recipients[0]`, `list "x"`.
+    /// The place that names the party, for details: `recipients[0]`, `list "x"`.
     place: String,
 }
 
 impl Party {
-    /// What a detail calls its address: `recipients[0].phone`, or in other places `list "x": the phone`.
+    /// The name of the party's address in a detail: `recipients[0].phone`, or in other places `list "x": the phone`.
     fn field(&self, kind: &str) -> String {
         let separator = if self.place.starts_with("recipients[") { "." } else { ": the " };
         format!("{}{separator}{kind}", self.place)
     }
 }
 
-/// The targets of one notification, as they are gathered.
+/// The targets of one notification while they are collected.
 pub(super) struct Fan<'a> {
     note: &'a StoredNotification,
     routes: Routes<'a>,
@@ -48,14 +49,14 @@ pub(super) struct Fan<'a> {
     payload: &'a FlatPayload,
     found: &'a Found,
     pub(super) targets: Vec<Target>,
-    /// Channel, address, audience and provider of what is sent already.
+    /// The channel, address, audience and provider of the targets so far.
     seen: HashSet<(String, String, String, Option<String>)>,
 }
 
 /// The kind of a member that names a provider.
 pub(super) const PROVIDER: &str = "provider";
 
-/// A member as a party. `None` if its kind is unknown.
+/// Converts a member to a party. `None` if its kind is unknown.
 pub(super) fn party(member: &ListMember, place: &str) -> Option<Party> {
     let place = place.to_owned();
     if member.kind == PROVIDER {
@@ -92,8 +93,8 @@ impl<'a> Fan<'a> {
         }
     }
 
-    /// Adds the targets of a notification that names no recipient: each template gives its own address. A template that
-    /// gives none, or fails, does not hold back the others.
+    /// Adds the targets of a notification that names no recipient: each template renders its own address. A template that
+    /// renders no address, or fails, does not affect the others.
     pub(super) fn reach_own(&mut self, own: Vec<OwnAddress>) -> Result<(), Expansion> {
         let mut without = Vec::new();
         for (entry, given) in own {
@@ -132,14 +133,14 @@ impl<'a> Fan<'a> {
             unreached.extend(self.reach(&party));
         }
         if self.targets.is_empty() {
-            let nobody = || park("no_recipient", "no recipient can be reached on the channels named");
+            let nobody = || park("no_recipient", "no recipient can be reached on the channels of the notification");
             return Err(if self.choice.is_some() { self.no_template() } else { nobody() });
         }
         self.targets.extend(unreached);
         Ok(())
     }
 
-    /// Adds the targets of one party. Returns the skipped target of a party that no channel reaches.
+    /// Adds the targets of one party. If no channel reaches the party, returns its skipped target.
     pub(super) fn reach(&mut self, party: &Party) -> Option<Target> {
         let channels = self.channels_of(party);
         if channels.is_empty() {
@@ -165,7 +166,7 @@ impl<'a> Fan<'a> {
             }
         }
         if parties.is_empty() {
-            return Err(park("no_recipient", "the lists that the notification names have no members"));
+            return Err(park("no_recipient", "the lists that the notification names have no members; add members, then retry"));
         }
         Ok(parties)
     }
@@ -178,8 +179,8 @@ impl<'a> Fan<'a> {
         Ok(members.iter().filter_map(|member| party(member, &place)).collect())
     }
 
-    /// The channels on which a party is reached. With templates, they are the channels of the templates that suit the
-    /// address. A program that receives the event itself needs no template.
+    /// The channels on which a party is reached. With templates, they are the channels of the templates that fit the
+    /// address. A program that receives the raw event needs no template.
     fn channels_of(&self, party: &Party) -> Vec<String> {
         let Some(choice) = self.choice.filter(|_| !gets_event(&party.recipient)) else {
             return match &party.channel {
@@ -219,7 +220,7 @@ impl<'a> Fan<'a> {
             None => Facts::new(channel, target),
         };
         facts.provider = named_provider(&party.recipient);
-        // The address of a direct message to an inbox is the user's id; it needs no second column.
+        // The address of a direct message to an inbox is already the user's id.
         facts.user_id = user.filter(|_| entry.is_some() || channel != IN_APP).map(str::to_owned);
         let fate = self.fate(party, channel, (recipient.as_ref(), known.as_ref()), entry, &facts);
         let mut added = Target::new(facts, fate);
@@ -233,7 +234,7 @@ impl<'a> Fan<'a> {
         self.targets.push(added);
     }
 
-    /// Applies the quiet hours of the target's user. A message in an inbox makes no noise, so they do not concern it.
+    /// Applies the quiet hours of the target's user. They do not apply to inbox messages, which disturb no one.
     fn keep_quiet(&self, target: &mut Target, known: Option<&KnownUser>) {
         let profile = known.and_then(|user| user.profile.as_ref());
         let Some((profile, hours)) = profile.and_then(|profile| Some((profile, profile.quiet_hours.as_ref()?))) else {
@@ -247,11 +248,11 @@ impl<'a> Fan<'a> {
         // A digest is not skipped, because its items would be lost.
         let is_skipped = self.quiet_rule == QuietRule::Skip && !self.note.may_be_digest();
         if let (Some(end), true) = (end, is_skipped) {
-            let detail = format!("the user has quiet hours until {end}, and the event type is skipped in them");
+            let detail = format!("the user has quiet hours until {end}, and the event type skips messages in quiet hours");
             target.fate = skipped("quiet_hours", detail);
             return;
         }
-        // It need not wait for longer than it may live.
+        // A delivery waits until its expiry at the latest.
         target.not_before = end.map(|end| end.min(self.note.expires_at));
         let context = target.facts.context.take().and_then(|context| serde_json::from_str(&context).ok());
         let mut context = context.unwrap_or_else(|| json!({}));
@@ -259,7 +260,7 @@ impl<'a> Fan<'a> {
         target.facts.context = Some(context.to_string());
     }
 
-    /// The address of a party on a channel. `None` if a user has none.
+    /// The address of a party on a channel. `None` if the party is a user without an address for the channel.
     fn reached_at(&self, party: &Party, channel: &str, known: Option<&KnownUser>) -> Option<Recipient> {
         match &party.recipient {
             Recipient::User(_) if channel != IN_APP => {
@@ -281,7 +282,7 @@ impl<'a> Fan<'a> {
     ) -> Fate {
         let place = &party.place;
         let Some(recipient) = recipient else {
-            // A channel that does not exist parks its delivery, so that it is not lost.
+            // If the channel does not exist, the delivery is parked, so that it is not lost.
             return match lane_for(None, channel, self.routes) {
                 parked @ Fate::Ended { .. } if !self.routes.know(channel) => parked,
                 _ => skipped("no_address", format!("{} has no address for {channel}", party.field("user"))),
@@ -291,14 +292,14 @@ impl<'a> Fan<'a> {
             return skipped("bad_address", format!("{} {problem}", party.field(recipient.kind())));
         }
         if !self.is_mandatory && known.is_some_and(|user| !user.allows(&self.note.event_type, channel)) {
-            return skipped("opted_out", format!("{place}: the user does not want it on {channel}"));
+            return skipped("opted_out", format!("{place}: the user opted out of this event type on {channel}"));
         }
         let audience = entry.map(|entry| entry.audience.clone()).unwrap_or_default();
         let to = comparable(facts.target()).into_owned();
         if !self.seen.insert((channel.to_owned(), to, audience, facts.provider.clone())) {
             return skipped(
                 "duplicate",
-                format!("{place}: the notification goes to this address on {channel} already"),
+                format!("{place}: the notification already goes to this address on {channel}"),
             );
         }
         lane_for(recipient_provider(&party.recipient), channel, self.routes)
@@ -323,7 +324,7 @@ impl<'a> Fan<'a> {
         }
     }
 
-    /// The key that is shown on the delivery. A resend has a key of its own and is never a duplicate.
+    /// The send key of a delivery. A resend has its own key and is never a duplicate.
     fn send_key(&self, entry: &TemplateEntry) -> Option<String> {
         if self.note.is_resend() {
             return Some(self.note.idempotency_key.clone());
@@ -332,9 +333,9 @@ impl<'a> Fan<'a> {
         Some(key::of(entity, &[&self.note.event_type, &entry.channel, &entry.id]))
     }
 
-    /// The hash under which a delivery that is sent once per entity is entered: of its key and its recipient. For an
-    /// address that the template itself gives, the template is the recipient, so that a changed phone number causes no
-    /// second send.
+    /// The hash of the send key and the recipient, for a template that is sent once per entity. If the template itself
+    /// renders the address, the template counts as the recipient, so that a changed phone number causes no second
+    /// send.
     fn once(&self, entry: &TemplateEntry, facts: &Facts, is_own: bool) -> Option<Uuid> {
         if self.note.is_resend() || !entry.once_per_entity {
             return None;
@@ -348,8 +349,8 @@ impl<'a> Fan<'a> {
         Uuid::from_slice(hash.get(..16)?).ok()
     }
 
-    /// What a throttle or a digest of the template does with a target. A resend was asked for, and a digest is not
-    /// collected once more.
+    /// The throttle and the digest of the template that apply to a target. `None` for a resend, because an operator asked
+    /// for it, and for a digest, because a digest is not collected again.
     fn pacing(&self, entry: &TemplateEntry, facts: &Facts) -> Option<Pacing> {
         if (entry.throttle.is_none() && entry.digest.is_none()) || self.note.is_resend() {
             return None;
@@ -380,7 +381,7 @@ impl<'a> Fan<'a> {
         let (kind, place) = (party.recipient.kind(), &party.place);
         let channel = implied(&party.recipient).first().copied().unwrap_or("any");
         let fate = match self.choice {
-            Some(_) => skipped("template_not_found", format!("{place}: no template of the event type is for a {kind}")),
+            Some(_) => skipped("template_not_found", format!("{place}: the event type has no template for a {kind}; create one")),
             None => {
                 let named = self.note.channels.join(", ");
                 skipped("not_on_channels", format!("{} cannot be reached on {named}", party.field(kind)))
@@ -398,7 +399,8 @@ impl<'a> Fan<'a> {
     }
 }
 
-/// To whom a digest goes. An address of a channel that the product does not know cannot be named as a recipient.
+/// The recipient of a digest. `None` for an address on a channel that Postcommit does not know, because such an address
+/// cannot be a recipient.
 fn digest_recipient(facts: &Facts) -> Option<Recipient> {
     match (&facts.user_id, &facts.provider) {
         (Some(user), _) => Some(Recipient::user(user.as_str())),
@@ -408,8 +410,8 @@ fn digest_recipient(facts: &Facts) -> Option<Recipient> {
     }
 }
 
-/// An address on a channel as a recipient, so that it can be checked. An address of a channel that the product does not
-/// know is checked only in its length and characters.
+/// Converts an address on a channel to a recipient, so that the address can be checked. On a channel that Postcommit
+/// does not know, only the length and the characters of the address are checked.
 pub(in crate::model) fn recipient_on(channel: &str, value: String) -> Recipient {
     match kind_of_channel(channel) {
         _ if channel == IN_APP => Recipient::User(value),
@@ -418,7 +420,7 @@ pub(in crate::model) fn recipient_on(channel: &str, value: String) -> Recipient 
     }
 }
 
-/// Whether a recipient is a program that receives the event itself.
+/// Whether a recipient is a program that receives the raw event.
 fn gets_event(recipient: &Recipient) -> bool {
     matches!(recipient, Recipient::Webhook(_) | Recipient::Provider { .. })
 }
