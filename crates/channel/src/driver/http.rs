@@ -54,7 +54,7 @@ fn answered(answer: &HttpAnswer, guarantee: Guarantee, secrets: &[String]) -> Re
 fn sentence(status: u16) -> String {
     match status {
         300..=399 => format!("the receiver answered {status}; redirects are not followed, use the final URL"),
-        401..=403 | 407 => format!("the receiver answered {status}: it does not accept the provider's credentials; check the provider's secrets"),
+        401..=403 | 407 => format!("the receiver answered {status}: it does not accept the provider's credentials"),
         410 => "the receiver answered 410: the endpoint no longer exists".into(),
         429 => "the receiver answered 429: too many requests".into(),
         _ => format!("the receiver answered {status}"),

@@ -1,4 +1,4 @@
-//! `postcommit apply`: makes the configuration of a tenant what a folder says.
+//! `postcommit apply`: changes the configuration of a tenant so that it matches a folder of files.
 
 use std::path::PathBuf;
 
@@ -17,15 +17,16 @@ use crate::telemetry::say;
 
 #[derive(Debug, Args)]
 pub struct Apply {
-    /// The folder, as `postcommit export` writes it
+    /// Folder, in the form that `postcommit export` writes
     #[arg(short = 'f', long = "folder", value_name = "DIR")]
     folder: PathBuf,
+    /// Tenant of the objects
     #[arg(long, default_value = "default")]
     tenant: String,
-    /// Show the difference, and change nothing
+    /// Show the differences and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Delete what the folder does not have, of the kinds for which it has a folder
+    /// Delete objects that have no file; only kinds that have a subfolder are affected
     #[arg(long)]
     prune: bool,
 }
@@ -46,7 +47,7 @@ impl Apply {
         let present = stored.read().await?;
         let mut differences = present.differences(&wanted, self.prune);
         if self.dry_run {
-            // Whether a secret is a new one is known when it is set.
+            // A dry run cannot compare secrets, so an update without other changes is not shown.
             differences.retain(|difference| difference.action != Action::Update || !difference.fields.is_empty());
             print(format, &differences);
             return Ok(Exit::Ok);
@@ -56,7 +57,7 @@ impl Apply {
         print(format, &made);
         match result {
             Err(failure) if !made.is_empty() => {
-                say!("the changes above were made before that, and stay");
+                say!("the changes above were made before the error and are kept");
                 Err(failure)
             }
             Err(failure) => Err(failure),
@@ -65,8 +66,8 @@ impl Apply {
     }
 }
 
-/// Makes the changes, kind by kind. What fails is tried again as long as others succeed: it may need one of them, as a
-/// layout needs its partials.
+/// Makes the changes, kind by kind. A failed change is tried again while other changes succeed, because it may depend on
+/// one of them: a layout needs its partials.
 async fn make(
     stored: &Stored<'_>,
     wanted: &State,
@@ -114,13 +115,13 @@ async fn make_one(stored: &Stored<'_>, wanted: &State, difference: &Difference) 
 
 fn print(format: Format, differences: &[Difference]) {
     match format {
-        Format::Text if differences.is_empty() => say!("nothing differs"),
+        Format::Text if differences.is_empty() => say!("no differences"),
         Format::Text => output::print(&output::harmless(&text(differences))),
         _ => output::list(format, differences, &[]),
     }
 }
 
-/// The differences for people.
+/// The differences as text.
 fn text(differences: &[Difference]) -> String {
     let mut lines = Vec::new();
     for Difference { kind, name, action, fields } in differences {
@@ -140,7 +141,7 @@ fn text(differences: &[Difference]) -> String {
     lines.join("\n")
 }
 
-/// A field before and after: the lines that differ, without those that are alike at the begin and at the end.
+/// The lines of a field that differ, without the equal lines at the beginning and at the end.
 fn difference(field: &str, from: &Value, to: &Value) -> Vec<String> {
     let written = |value: &Value| match value {
         Value::Null => String::new(),
