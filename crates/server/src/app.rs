@@ -35,7 +35,7 @@ pub struct App {
     /// The inboxes that browsers have open in this process.
     pub inboxes: Inboxes,
     pub inbox: InboxSettings,
-    /// The address at which people reach this server, without a slash at its end.
+    /// The URL of this server for browsers, without a slash at its end.
     pub base_url: String,
     /// A delivery that was first due longer ago than this counts as stuck.
     pub stuck_after: Duration,
@@ -84,7 +84,7 @@ pub fn missing_file(settings: &Settings) -> Option<PathBuf> {
     }
 }
 
-/// Where the key that encrypts the providers' secrets comes from.
+/// The source of the key that encrypts the providers' secrets.
 pub fn keys(settings: &Settings) -> KeySource {
     let secrets = &settings.secrets;
     if secrets.key.is_empty() {

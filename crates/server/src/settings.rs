@@ -24,10 +24,10 @@ use crate::watching::MetricsSettings;
 
 /// The commented file that lists every setting with its default.
 pub const DEFAULTS: &str = include_str!("default.toml");
-/// The file that is read if it exists and no other is named.
+/// The settings file that is read if it exists and no other file is named.
 const FILE: &str = "postcommit.toml";
 
-/// Environment variables with our prefix that are not settings.
+/// Environment variables with the prefix `POSTCOMMIT_` that are not settings.
 const NOT_SETTINGS: [&str; 8] = [
     "POSTCOMMIT_OUTPUT",
     "POSTCOMMIT_CONFIG",
@@ -116,7 +116,7 @@ impl ApiSettings {
         let is_web = |url: &str| url.starts_with("https://") || url.starts_with("http://");
         if !self.public_url.is_empty() && !is_web(&self.public_url) {
             return Err(format!(
-                "api.public_url: is {:?}; allowed are an http or https URL, or an empty text",
+                "api.public_url: is {:?}; allowed are an http or https URL, or an empty string",
                 self.public_url
             ));
         }

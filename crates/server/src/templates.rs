@@ -18,7 +18,7 @@ use postcommit_engine::store::{
 use serde_json::Value;
 use serde_json::value::to_raw_value;
 
-/// The most characters of a note.
+/// The maximum number of characters of a note.
 pub const NOTE_CHARS: usize = 1000;
 /// The values of `once_per`.
 pub const ONCE_PER: [&str; 2] = ["entity", "notification"];
@@ -27,12 +27,12 @@ pub const ONCE_PER: [&str; 2] = ["entity", "notification"];
 const CONSTRAINTS: [(&str, &str); 2] = [
     (
         "parts_of_a_template_at_most_65536_bytes",
-        "data: with it the parts have more than 65536 bytes, which are allowed",
+        "data: the parts of the template have more than 65536 bytes together; at most 65536 are allowed",
     ),
-    ("brand_at_most_16384_bytes", "brand: has more than 16384 bytes, which are allowed"),
+    ("brand_at_most_16384_bytes", "brand: has more than 16384 bytes; at most 16384 are allowed"),
 ];
 
-/// The error of a write. What is too large for the database is a wrong field.
+/// Converts the error of a write. A violated size constraint becomes an error of its field.
 fn written(error: DbError) -> EditError {
     let known = match &error {
         DbError::Refused { message, .. } => CONSTRAINTS.iter().find(|(name, _)| message.contains(name)),
@@ -41,8 +41,8 @@ fn written(error: DbError) -> EditError {
     known.map_or_else(|| error.into(), |(_, problem)| EditError::Refused((*problem).to_owned()))
 }
 
-/// The error of a part that cannot be compiled: the part, the place and the problem. Of all parts together, it names the
-/// largest.
+/// The error of a part that cannot be compiled: the part, the place and the problem. If all parts together are too large,
+/// the error names the largest part.
 fn refused(problem: &template::Problem, source: &Source) -> EditError {
     if problem.part == "template" {
         let size = |text: &Option<String>| text.as_ref().map_or(0, String::len);
@@ -60,7 +60,7 @@ fn refused(problem: &template::Problem, source: &Source) -> EditError {
 
 fn too_many(most: usize, what: &str) -> EditError {
     EditError::Conflict(format!(
-        "the tenant has {most} {what}, which is the most it may have; delete one that is not needed"
+        "the tenant has {most} {what}, which is the limit; delete one that is not needed"
     ))
 }
 
@@ -87,23 +87,24 @@ pub struct Change {
     pub scope_id: Option<String>,
     pub active: Option<bool>,
     pub once_per: Option<String>,
-    /// `Some(None)` removes it, here and below.
+    /// The throttle. `Some(None)` removes it. The same applies to the digest.
     pub throttle: Option<Option<Throttle>>,
     pub digest: Option<Option<DigestRule>>,
-    /// Begin with the parts of this version instead of the present one.
+    /// The version whose parts the change starts from. `None`: the current version.
     pub from_version: Option<i32>,
-    /// The parts. `Some(None)` removes one.
+    /// The address, the first of the parts. `Some(None)` removes a part.
     pub to: Option<Option<String>>,
     pub subject: Option<Option<String>>,
     pub text: Option<Option<String>>,
     pub html: Option<Option<String>>,
     pub data: Option<Option<Value>>,
     pub layout: Option<Option<String>>,
-    /// `Some(None)` takes over what the content settings say.
+    /// The treatment of placeholders without a value. `Some(None)` uses the value of the content settings. The same applies to
+    /// the date format and the time zone.
     pub missing: Option<Option<String>>,
     pub date_format: Option<Option<String>>,
     pub time_zone: Option<Option<String>>,
-    /// Why the version is made.
+    /// A note about the new version.
     pub note: Option<String>,
 }
 
@@ -113,11 +114,11 @@ pub struct Saved {
     /// Whether something was written.
     pub is_changed: bool,
     pub warnings: Vec<Warning>,
-    /// The notifications of its event type that are not expanded yet: the change counts for them.
+    /// The notifications of its event type that are not expanded yet. They will use the changed template.
     pub waiting: Waiting,
 }
 
-/// What templates of a tenant have in common, as it was read.
+/// The layouts, partials and content settings of a tenant, as they were read.
 struct Common {
     settings: ContentSettings,
     layouts: BTreeMap<String, parts::Layout>,
@@ -142,11 +143,11 @@ impl Templates<'_> {
         found.map(|(_, source)| source).ok_or_else(unknown)
     }
 
-    /// Creates a template. One that was deleted is brought back.
+    /// Creates a template. A deleted template with this id is restored.
     pub async fn create(&self, id: &str, change: &Change) -> Result<Saved, EditError> {
         short_name("id", id).map_err(EditError::Refused)?;
         if change.from_version.is_some() {
-            return Err(EditError::Refused("from_version: a new template has no earlier version".into()));
+            return Err(EditError::Refused("from_version: is not allowed, because a new template has no earlier version; omit it".into()));
         }
         let once_per = "notification".to_owned();
         let new = TemplateDraft { id: id.to_owned(), active: true, once_per, ..TemplateDraft::default() };
@@ -164,7 +165,7 @@ impl Templates<'_> {
         Err(overtaken("template", id))
     }
 
-    /// Changes the given fields. A change of a part makes a new version. With a revision, it is done only if the
+    /// Changes the given fields. A change of a part creates a new version. With a revision, the change is made only if the
     /// template still has that revision. Writes nothing if no field differs.
     pub async fn update(&self, id: &str, revision: Option<i32>, change: &Change) -> Result<Saved, EditError> {
         for _ in 0..TRIES {
@@ -190,12 +191,12 @@ impl Templates<'_> {
         Err(overtaken("template", id))
     }
 
-    /// Hides a template that is not active.
+    /// Deletes an inactive template. Its versions are kept.
     pub async fn delete(&self, id: &str) -> Result<(), EditError> {
         for _ in 0..TRIES {
             let found = self.find(id).await?;
             if found.draft.active {
-                let problem = format!("template {id:?} is active; deactivate it before it is deleted");
+                let problem = format!("template {id:?} is active; deactivate it, then delete it");
                 return Err(EditError::Conflict(problem));
             }
             if self.store.delete_template(&found).await? {
@@ -214,7 +215,8 @@ impl Templates<'_> {
         Ok(Common { settings, layouts: layouts.collect() })
     }
 
-    /// Refuses a place that another active template has, and a new template beyond the limit.
+    /// Refuses a template if another active template has the same event type, channel, audience, language and scope, and a
+    /// new template beyond the limit.
     async fn check_place(&self, id: &str, draft: &TemplateDraft, is_new: bool) -> Result<(), EditError> {
         if is_new && self.store.template(self.tenant, id).await?.is_some() {
             return Err(EditError::Exists { what: "template", name: id.to_owned() });
@@ -231,7 +233,7 @@ impl Templates<'_> {
         }
     }
 
-    /// Compiles the parts, and returns warnings about names that events of the type do not have.
+    /// Compiles the parts. Returns warnings about placeholders that events of the type do not have.
     async fn check(&self, draft: &TemplateDraft, source: &Source) -> Result<Vec<Warning>, EditError> {
         let compiled = compiled(source).await?;
         let mut names = self.known_names(&draft.event_type).await?;
@@ -242,7 +244,7 @@ impl Templates<'_> {
         Ok(compiled.warnings().iter().cloned().chain(unknown).collect())
     }
 
-    /// The names that the declared event type has or, undeclared, recent events have. `None` if there are no events.
+    /// The names that the declared event type has, or if it is not declared, recent events have. `None` if there are neither.
     async fn known_names(&self, event_type: &str) -> Result<Option<BTreeSet<String>>, EditError> {
         let (placeholders, payloads) = match self.store.event_type(self.tenant, event_type).await? {
             Some(EventTypeRow { event_type: declared, .. }) => {
@@ -266,7 +268,7 @@ impl Templates<'_> {
     }
 }
 
-/// Compiles outside of the threads that serve requests.
+/// Compiles in a separate thread, so that requests of other callers are not delayed.
 async fn compiled(source: &Source) -> Result<Compiled, EditError> {
     let copy = source.clone();
     let compiled = tokio::task::spawn_blocking(move || Compiled::new(&copy)).await;
@@ -274,7 +276,7 @@ async fn compiled(source: &Source) -> Result<Compiled, EditError> {
 }
 
 fn stopped(problem: &tokio::task::JoinError) -> EditError {
-    DbError::Unreadable(format!("a template stopped its thread: {problem}")).into()
+    DbError::Unreadable(format!("compiling a template failed: {problem}; report it")).into()
 }
 
 /// Warnings about placeholders that events of the type do not have.
@@ -284,7 +286,7 @@ fn unknown_names(compiled: &Compiled, event_type: &str, known: Option<&BTreeSet<
         None if compiled.placeholders().is_empty() => vec![],
         None => {
             let message = format!(
-                "no event of type {event_type:?} was seen, and it is not declared: the names in the template were not checked"
+                "event type {event_type:?} is not declared and has no events yet, so the names in the template were not checked"
             );
             vec![Warning { part: "event_type".into(), line: None, column: None, message, placeholder: None }]
         }
@@ -292,7 +294,7 @@ fn unknown_names(compiled: &Compiled, event_type: &str, known: Option<&BTreeSet<
 }
 
 impl Common {
-    /// A version without parts, as the content settings say.
+    /// A version without parts, with the values of the content settings.
     fn empty(&self) -> Source {
         Source {
             missing: self.settings.missing,
@@ -302,7 +304,7 @@ impl Common {
         }
     }
 
-    /// Applies the change to the parts of a version, and copies in what they use.
+    /// Applies the change to the parts of a version, and copies the used layout, partials and brand values into it.
     fn source(&self, base: Source, change: &Change) -> Result<(Source, MadeFrom), EditError> {
         let given = |change: &Option<Option<String>>, value: Option<String>| change.clone().unwrap_or(value);
         let or_settings = |change: &Option<Option<String>>, value: String, setting: &str| match change {
@@ -324,7 +326,7 @@ impl Common {
             ..Source::default()
         };
         if let (None, None, None, None) = (&source.subject, &source.text, &source.html, &source.data) {
-            return Err(EditError::Refused("text: a template needs one of subject, text, html and data".into()));
+            return Err(EditError::Refused("text: is missing; a template needs at least one of subject, text, html and data".into()));
         }
         let made_from = parts::copy_into(&mut source, &self.layouts, settings)?;
         Ok((source, made_from))
@@ -337,7 +339,7 @@ fn missing_of(name: &str) -> Result<Missing, EditError> {
     Missing::from_name(name).ok_or_else(unknown)
 }
 
-/// Applies the change to the draft, and checks it.
+/// Applies the change to the draft, and checks the result.
 fn laid_over(mut draft: TemplateDraft, change: &Change) -> Result<TemplateDraft, EditError> {
     let fields: [(&mut String, &Option<String>); 4] = [
         (&mut draft.event_type, &change.event_type),
@@ -382,7 +384,7 @@ fn check(draft: &TemplateDraft) -> Result<(), String> {
         return Err(format!("scope_id: has {chars} characters; at most {} are allowed", limits::NAME_CHARS));
     }
     if draft.scope_type.is_empty() != draft.scope_id.is_empty() {
-        return Err("scope_id: a scope has a type and an id, or neither".into());
+        return Err("scope_id: scope_type and scope_id must be given together; give both or neither".into());
     }
     if !ONCE_PER.contains(&draft.once_per.as_str()) {
         return Err(format!("once_per: {:?} is not known; allowed are {}", draft.once_per, ONCE_PER.join(", ")));
@@ -390,7 +392,7 @@ fn check(draft: &TemplateDraft) -> Result<(), String> {
     check_pacing(draft.throttle.as_ref(), draft.digest.as_ref())
 }
 
-/// A language tag in its usual spelling: `pt-br` is `pt-BR`.
+/// Returns a language tag in its canonical spelling: `pt-br` becomes `pt-BR`.
 fn language_tag(field: &str, tag: &str) -> Result<String, EditError> {
     let mut subtags = tag.split('-');
     let first = subtags.next().unwrap_or_default();

@@ -5,9 +5,9 @@
 use super::framing::Framing;
 use super::refusal::DoorRefusal;
 
-/// The most bytes that a head may have, from the request line to the empty line at its end.
+/// The maximum number of bytes of a head, from the request line to the empty line at its end.
 pub const HEAD_BYTES: usize = 32 * 1024;
-/// The most header fields that a request may have. Hyper has the same limit.
+/// The maximum number of header fields of a request. Hyper has the same limit.
 pub const HEADER_FIELDS: usize = 100;
 const METHOD_BYTES: usize = 16;
 /// The segment after each of these prefixes is a name that applications choose. It may hold an encoded slash or

@@ -20,9 +20,9 @@ use crate::providers::{Change as ProviderChange, Workshop};
 use crate::templates::layouts::SettingsChange;
 use crate::templates::{Change, Saved, Templates};
 
-/// Rows that are read together.
+/// The number of rows that one query reads.
 const PAGE: i64 = 200;
-/// The reference to the secret that a provider has already.
+/// The reference to the current secret of a provider.
 const STORED: &str = "stored";
 
 /// The objects of one tenant in the database.
@@ -47,7 +47,7 @@ impl Stored<'_> {
         self.read_event_types(&mut state).await?;
         self.read_lists(&mut state).await?;
         for provider in self.store.providers_of(self.tenant).await? {
-            // The provider of the inboxes is made by itself.
+            // The provider for inboxes is created automatically, so it is not exported.
             if driver::destination(&provider.driver) != Destination::Inbox {
                 state.put(Kind::Provider, provider.name.clone(), objects::object(&provider_of(&provider)));
             }
@@ -150,7 +150,7 @@ impl Stored<'_> {
         }
     }
 
-    /// Creates an object, or changes it. Returns whether something was written, and what to know about it.
+    /// Creates or changes an object. Returns whether something was written, and warnings.
     pub async fn put(
         &self,
         kind: Kind,
@@ -209,14 +209,14 @@ impl Stored<'_> {
         }
         let kind = templates.find_layout(name).await?.kind;
         if kind != layout.kind {
-            let problem = format!("layout {name:?} is a {kind}; it cannot become a {}", layout.kind);
+            let problem = format!("layout {name:?} is a {kind} and cannot become a {}; use another name", layout.kind);
             return Err(Failure::new(Exit::Refused, problem));
         }
         Ok(templates.update_layout(name, None, Some(&layout.source), false).await?.is_changed)
     }
 
     async fn put_list(&self, name: &str, list: List, is_new: bool) -> Result<bool, Failure> {
-        // A list may be there already from a try in which a list inside it was missing.
+        // An earlier try, in which a nested list was missing, may already have created the list.
         if is_new && self.store.member_list_row(self.tenant, name).await?.is_none() {
             self.store.create_list(self.tenant, name, list.description.as_deref()).await?;
         } else {
@@ -245,7 +245,7 @@ impl Stored<'_> {
                 secrets.insert(secret.clone(), value);
             } else if is_new {
                 let problem = format!(
-                    "provider {name}: secrets.{secret}: there is none stored here; write env:NAME or file:PATH"
+                    "provider {name}: secrets.{secret}: the database has no such secret; write env:NAME or file:PATH"
                 );
                 return Err(Failure::new(Exit::Usage, problem));
             }
@@ -306,7 +306,7 @@ impl Stored<'_> {
         }
     }
 
-    /// Deletes an object. A template is deactivated before. The content settings stay.
+    /// Deletes an object. A template is deactivated first. The content settings are never deleted.
     pub async fn delete(&self, kind: Kind, name: &str) -> Result<(), Failure> {
         match kind {
             Kind::EventType => self.store.delete_event_type(self.tenant, name).await?,
@@ -328,7 +328,7 @@ fn parsed<T: serde::de::DeserializeOwned>(object: &Object) -> Result<T, Failure>
     objects::of(object).map_err(|problem| Failure::new(Exit::Usage, problem))
 }
 
-/// A provider without its secrets: in their place stands that they are stored.
+/// A provider without its secrets. Each secret is replaced by the reference `stored`.
 fn provider_of(provider: &StoredProvider) -> Provider {
     let names = driver::kind(&provider.driver).map(|kind| kind.secrets.clone()).unwrap_or_default();
     let stored = names.iter().filter(|_| provider.secrets.is_some());
@@ -349,16 +349,16 @@ fn provider_of(provider: &StoredProvider) -> Provider {
     }
 }
 
-/// The secret that a reference names. The error does not repeat what a file or variable holds.
+/// Reads the secret that a reference names. The error does not contain the content of the file or variable.
 fn resolved(reference: &str) -> Result<Secret, String> {
     match reference.split_once(':') {
         Some(("env", name)) => {
-            std::env::var(name).map(Secret::new).map_err(|_| format!("the environment has no variable {name}"))
+            std::env::var(name).map(Secret::new).map_err(|_| format!("the environment has no variable {name}; set it"))
         }
         Some(("file", path)) => {
             let read = std::fs::read_to_string(path).map_err(|e| format!("{path}: {e}"));
             read.map(|text| Secret::new(text.trim()))
         }
-        _ => Err("is no reference; write env:NAME, file:PATH or stored".into()),
+        _ => Err("is not a reference to a secret; write env:NAME, file:PATH or stored".into()),
     }
 }

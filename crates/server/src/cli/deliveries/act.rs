@@ -98,7 +98,7 @@ impl ActArgs {
 
 /// Asks for consent when every matching delivery may have arrived. Without a terminal it refuses.
 fn consent(left_out: i64) -> Result<bool, Failure> {
-    let what = format!("{left_out} deliveries may have arrived, and a retry sends them again");
+    let what = format!("deliveries that may have arrived: {left_out}; a retry sends them again");
     match cli::ask(&what) {
         Some(true) => Ok(true),
         Some(false) => Err(Failure::new(Exit::Refused, format!("{what}: nothing was done"))),
@@ -111,7 +111,7 @@ fn will(verb: &str, done: &str, counted: JobCount) -> String {
     let least = if counted.is_exact { "" } else { "at least " };
     let left_out = match counted.left_out {
         0 => String::new(),
-        some => format!("; {least}{some} deliveries that may have arrived {verb} left out (--unclear selects them)"),
+        some => format!("; left out because they may have arrived: {least}{some} (--unclear selects them)"),
     };
     format!("{least}{} {verb} {done}{left_out}", counted.total)
 }

@@ -243,7 +243,7 @@ on_both! {
         shell.run(&["deliveries", "retry", &ids[0], "--unclear", "--channel", "email"]).ends(2);
         assert_eq!(parked(&shell), 3);
         let by_filter = |more: &[&str]| shell.run(&[&["deliveries", "retry", "--state", "parked"], more].concat());
-        assert_eq!(by_filter(&["--dry-run"]).ends(0).stdout, "1 would be retried; 2 that may have arrived would be left out (--unclear selects them)\n");
+        assert_eq!(by_filter(&["--dry-run"]).ends(0).stdout, "1 would be retried; left out because they may have arrived: 2 (--unclear selects them)\n");
         let ran = by_filter(&["--yes"]).ends(7);
         assert!(ran.stdout.contains("1 of 1") && ran.stdout.contains("2: these deliveries may have arrived; --unclear selects them"), "{}", ran.stdout);
         let ran = by_filter(&["--yes"]).ends(4);
@@ -517,7 +517,7 @@ fn on_a_terminal_a_retry_of_what_may_have_arrived_asks() {
     assert!(ran.ends(0).stdout.contains("pending") && parked(&shell) == 1);
     let by_filter = ["deliveries", "retry", "--event-type", "u"];
     let (ran, said) = answered(&shell, &by_filter, b"\n");
-    assert!(ran.code == 4 && said.contains("1 deliveries may have arrived, and a retry sends them again. Continue? [y/N]"), "{said}");
+    assert!(ran.code == 4 && said.contains("deliveries that may have arrived: 1; a retry sends them again. Continue? [y/N]"), "{said}");
     assert!(answered(&shell, &by_filter, b"y\n").0.ends(0).stdout.contains("1 of 1"));
     assert_eq!(parked(&shell), 0);
 }
