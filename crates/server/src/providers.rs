@@ -88,6 +88,7 @@ pub struct Change {
     pub is_default: Option<bool>,
     /// Sends per second. `Some(None)` removes the rate limit.
     pub rate_per_s: Option<Option<f64>>,
+    /// Sends without a wait after an idle time. `Some(None)` removes the burst.
     pub burst: Option<Option<i32>>,
     pub enabled: Option<bool>,
 }

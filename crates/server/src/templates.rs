@@ -76,7 +76,8 @@ fn is_still(what: &'static str, name: &str, asked: Option<i32>, found: i32) -> R
     }
 }
 
-/// The fields to set. Other fields keep their value, or get the default if the template is new.
+/// The fields to set. Other fields keep their value, or get the default if the template is new. `Some(None)` removes a
+/// value; `missing`, `date_format` and `time_zone` then use the content settings.
 #[derive(Debug, Default, Clone)]
 pub struct Change {
     pub event_type: Option<String>,
@@ -87,20 +88,16 @@ pub struct Change {
     pub scope_id: Option<String>,
     pub active: Option<bool>,
     pub once_per: Option<String>,
-    /// The throttle. `Some(None)` removes it. The same applies to the digest.
     pub throttle: Option<Option<Throttle>>,
     pub digest: Option<Option<DigestRule>>,
     /// The version whose parts the change starts from. `None`: the current version.
     pub from_version: Option<i32>,
-    /// The address, the first of the parts. `Some(None)` removes a part.
     pub to: Option<Option<String>>,
     pub subject: Option<Option<String>>,
     pub text: Option<Option<String>>,
     pub html: Option<Option<String>>,
     pub data: Option<Option<Value>>,
     pub layout: Option<Option<String>>,
-    /// The treatment of placeholders without a value. `Some(None)` uses the value of the content settings. The same applies to
-    /// the date format and the time zone.
     pub missing: Option<Option<String>>,
     pub date_format: Option<Option<String>>,
     pub time_zone: Option<Option<String>>,
