@@ -32,7 +32,7 @@ use self::http::IdleConnections;
 pub struct EgressSettings {
     /// Address ranges that are forbidden by default and that the operator allows, such as `10.1.0.0/16`. Default: none.
     pub allow: Vec<IpNet>,
-    /// How many seconds to wait for a TCP connection to one address, 1 to 60. Default: 10.
+    /// The time limit for a TCP connection to one address, in seconds, 1 to 60. Default: 10.
     pub connect_timeout_s: u64,
     /// A PEM file of root certificates that are trusted in addition to the system's. Default: none.
     pub ca_file: Option<PathBuf>,

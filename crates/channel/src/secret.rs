@@ -122,8 +122,8 @@ pub enum SecretError {
 }
 
 impl SecretError {
-    /// The reason why the server cannot decrypt a provider's secrets. It contains no path, because every caller that may
-    /// read the provider sees it.
+    /// The reason why the server cannot decrypt a provider's secrets. It contains no path, because every caller that
+    /// may read the provider sees it.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {

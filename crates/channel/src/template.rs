@@ -1,6 +1,7 @@
 //! Templates: compiles and renders the templates of a tenant. Everything is pure: no database, no file, no network.
 //! - [`payload`]: the flat view of a payload, in which the spelling of a name does not matter;
-//! - `lexer`, `expression` and `translate`: check a part of a template and translate it for the template engine (minijinja);
+//! - `lexer`, `expression` and `translate`: check a part of a template and translate it for the template engine
+//!   (minijinja);
 //! - `compiled`: a compiled version of a template; `run`: one rendering of it, with its limits;
 //! - `filters`, `dates`, `numbers`, `phones`: how values are written;
 //! - `plain`: the plain text of an HTML message; [`sms`]: the number of SMS segments of a message.
@@ -256,7 +257,7 @@ pub struct Problem {
     pub line: Option<usize>,
     /// The column in characters, from 1.
     pub column: Option<usize>,
-    /// What is wrong and what to do.
+    /// A sentence that says what is wrong and what to do.
     pub message: String,
 }
 
@@ -321,7 +322,7 @@ pub enum Cap {
     Output,
 }
 
-/// Why a template could not be rendered.
+/// The reason why a template could not be rendered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
     /// Placeholders have no value, and the template's setting `missing` is `refuse`.

@@ -48,8 +48,8 @@ pub fn bytes(text: &str, max: usize) -> Result<(), String> {
     no_nul(text)
 }
 
-/// Checks the name of a tenant, channel or provider. Such names appear in paths, labels and logs, so only letters, digits,
-/// `_`, `-` and `.` are allowed.
+/// Checks the name of a tenant, channel or provider. Such names appear in paths, labels and logs, so only letters,
+/// digits, `_`, `-` and `.` are allowed.
 pub fn short_name(name: &str) -> Result<(), String> {
     chars(name, 1, limits::SHORT_NAME_CHARS)?;
     // HTTP clients remove the segments "." and ".." from the path of a URL.
@@ -62,7 +62,8 @@ pub fn short_name(name: &str) -> Result<(), String> {
     }
 }
 
-/// Checks the size and depth of JSON, and that it contains no NUL. Returns the JSON text, because every caller needs it.
+/// Checks the size and depth of JSON, and that it contains no NUL. Returns the JSON text, because every caller needs
+/// it.
 pub fn json(value: &Value, max_bytes: usize) -> Result<String, String> {
     if depth(value) > limits::JSON_DEPTH {
         return Err(format!("is nested deeper than {} levels", limits::JSON_DEPTH));
@@ -78,8 +79,8 @@ pub fn json(value: &Value, max_bytes: usize) -> Result<String, String> {
     Ok(text)
 }
 
-/// The number of bytes that PostgreSQL adds to JSON: it writes a space after every comma and colon, and its limit counts
-/// them.
+/// The number of bytes that PostgreSQL adds to JSON: it writes a space after every comma and colon, and its limit
+/// counts them.
 fn separators(value: &Value) -> usize {
     match value {
         Value::Array(items) => items.len().saturating_sub(1) + items.iter().map(separators).sum::<usize>(),

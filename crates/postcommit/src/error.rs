@@ -9,7 +9,7 @@ pub enum Error {
     Invalid {
         /// The name of the field in SQL and HTTP, e.g. `recipients[3].phone`.
         field: String,
-        /// What is wrong and what is allowed.
+        /// A sentence that says what is wrong and what is allowed.
         problem: String,
     },
     /// The key was already used with other content. Over HTTP this is always an error, in SQL only with `strict`.
@@ -29,7 +29,8 @@ pub enum Error {
     Refused {
         /// The status of the HTTP response.
         status: u16,
-        /// The kind of refusal, e.g. `forbidden` or `not-found`. Empty if a proxy or another program refused the request.
+        /// The kind of refusal, e.g. `forbidden` or `not-found`. Empty if a proxy or another program refused the
+        /// request.
         kind: String,
         /// The server's explanation.
         detail: String,

@@ -51,8 +51,8 @@ pub use repeat::{LONGEST_WAIT, REPEATS};
 /// The default time limit of one try, including the connection. [`Builder::timeout`] changes it.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A client of one Postcommit server, with its API key. Create one client and keep it, because it reuses connections. Its
-/// `Debug` output does not show the key.
+/// A client of one Postcommit server, with its API key. Create one client and keep it, because it reuses connections.
+/// Its `Debug` output does not show the key.
 pub struct Client {
     connections: Connections,
     prefix: String,
@@ -167,11 +167,11 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// Creates a client of the server at `url` (`https://host[:port][/path]`), with a key of scope `enqueue` or more. Plain
-    /// `http` exposes the key to everyone on the network path.
+    /// Creates a client of the server at `url` (`https://host[:port][/path]`), with a key of scope `enqueue` or more.
+    /// Plain `http` exposes the key to everyone on the network path.
     ///
     /// # Errors
-    /// As [`Builder::build`].
+    /// The same errors as [`Builder::build`].
     pub fn new(url: impl Into<String>, key: impl Into<String>) -> Result<Self, Error> {
         Self::builder(url, key).build()
     }
@@ -198,7 +198,7 @@ impl Client {
     /// not affect the others.
     ///
     /// # Errors
-    /// As [`Client::enqueue`], when the whole batch was refused.
+    /// The same errors as [`Client::enqueue`], if the whole batch was refused.
     pub async fn enqueue_many(&self, notes: &[Notification]) -> Result<Vec<Result<Enqueued, Error>>, Error> {
         if notes.is_empty() || notes.len() > limits::BATCH {
             return Err(Error::invalid(
@@ -235,7 +235,7 @@ impl Client {
     /// scope `operate`.
     ///
     /// # Errors
-    /// As [`Client::enqueue`].
+    /// The same errors as [`Client::enqueue`].
     pub async fn cancel(&self, entity: &str, event_type: Option<&str>) -> Result<u64, Error> {
         let body = event_type.map_or_else(|| json!({}), |name| json!({"event_type": name}));
         let answer = self.post(&format!("/v1/entities/{}/cancel", segment("entity", entity)?), &body).await?;

@@ -8,9 +8,9 @@ use sha2::{Digest, Sha256};
 
 /// Builds a key from parts: `booking:{id}:{event}:{version}` is `of("booking", (id, event, version))`.
 ///
-/// A part is a string or an integer. An integer counts as its digits: 7 and `"7"` give the same key. A `:` or `%` inside a
-/// part is written as `%3A` or `%25`, so that two different lists of parts never give the same key. A key of more than
-/// 255 characters is refused when the notification is built.
+/// A part is a string or an integer. An integer counts as its digits: 7 and `"7"` give the same key. A `:` or `%`
+/// inside a part is written as `%3A` or `%25`, so that two different lists of parts never give the same key. A key of
+/// more than 255 characters is refused when the notification is built.
 ///
 /// ```
 /// use postcommit::key;

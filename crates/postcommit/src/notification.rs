@@ -14,7 +14,8 @@ pub struct Notification {
     pub event_type: String,
     /// The event's data, at most 256 KB and 32 levels. `null` becomes `{}`.
     pub payload: Value,
-    /// The idempotency key: 1 to 255 characters, unique in the tenant. A second notification with the same key is not sent.
+    /// The idempotency key: 1 to 255 characters, unique in the tenant. A second notification with the same key is not
+    /// sent.
     pub idempotency_key: String,
     /// The tenant that owns the notification: 1 to 63 letters, digits, `_`, `-`, `.`. Default `default`.
     pub tenant: String,
@@ -58,8 +59,8 @@ pub struct Notification {
     /// The version of the payload's format.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schema_version: Option<i32>,
-    /// Whether the same key with other content is an error. If false, the first notification is kept and the conflict is
-    /// recorded. Default false.
+    /// Whether the same key with other content is an error. If false, the first notification is kept and the conflict
+    /// is recorded. Default false.
     pub strict: bool,
 }
 
@@ -126,8 +127,8 @@ impl Notification {
 pub struct Builder(Draft);
 
 impl Builder {
-    /// Sets the idempotency key, 1 to 255 characters. Without this call the key is random, and a repeated enqueue is not
-    /// recognised.
+    /// Sets the idempotency key, 1 to 255 characters. Without this call the key is random, and a repeated enqueue is
+    /// not recognised.
     pub fn key(mut self, key: impl Into<String>) -> Self {
         self.0.idempotency_key = Some(key.into());
         self
@@ -139,7 +140,8 @@ impl Builder {
         self
     }
 
-    /// Sets the id of the entity that the notification is about, 1 to 255 characters. `cancel` finds notifications by it.
+    /// Sets the id of the entity that the notification is about, 1 to 255 characters. `cancel` finds notifications by
+    /// it.
     pub fn entity(mut self, entity: impl Into<String>) -> Self {
         self.0.entity = Some(entity.into());
         self
@@ -151,8 +153,8 @@ impl Builder {
         self
     }
 
-    /// Adds a channel: at most 32, each of 1 to 63 letters, digits, `_`, `-`, `.`. `in-app` means `in_app`. Without channels,
-    /// each recipient's kind of address determines the channels.
+    /// Adds a channel: at most 32, each of 1 to 63 letters, digits, `_`, `-`, `.`. `in-app` means `in_app`. Without
+    /// channels, each recipient's kind of address determines the channels.
     pub fn channel(mut self, channel: impl Into<String>) -> Self {
         self.0.channels.push(channel.into());
         self
@@ -194,9 +196,9 @@ impl Builder {
         self
     }
 
-    /// Sets the time after which the notification is not sent. Default: 30 days after it is due. `build` compares it with
-    /// `due_at` if that is given. Without `due_at`, the database refuses a time that has passed when the notification is
-    /// enqueued.
+    /// Sets the time after which the notification is not sent. Default: 30 days after it is due. `build` compares it
+    /// with `due_at` if that is given. Without `due_at`, the database refuses a time that has passed when the
+    /// notification is enqueued.
     pub fn expires_at(mut self, at: impl Into<Timestamp>) -> Self {
         self.0.expires_at = Some(at.into());
         self

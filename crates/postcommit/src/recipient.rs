@@ -7,8 +7,8 @@ use crate::{check, limits};
 
 /// A recipient: a user or list that Postcommit knows, or an address.
 ///
-/// In JSON, a recipient is one object: `{"user": id}`, `{"list": name}`, `{"email": a}`, `{"phone": "+…"}`, `{"slack": url}`,
-/// `{"teams": url}`, `{"webhook": url}` or `{"provider": name, "address": a}`.
+/// In JSON, a recipient is one object: `{"user": id}`, `{"list": name}`, `{"email": a}`, `{"phone": "+…"}`, `{"slack":
+/// url}`, `{"teams": url}`, `{"webhook": url}` or `{"provider": name, "address": a}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Recipient {
@@ -126,7 +126,7 @@ impl Recipient {
     /// Checks whether the address is valid for its kind.
     ///
     /// # Errors
-    /// What is wrong and what is allowed.
+    /// A sentence that says what is wrong and what is allowed.
     pub fn check(&self) -> Result<(), String> {
         let (_, value) = self.parts();
         if value.is_empty() || value.len() > limits::ADDRESS_BYTES {

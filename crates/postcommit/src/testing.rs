@@ -11,8 +11,8 @@
 //! transaction.rollback().await?;
 //! ```
 
-/// Panics unless the transaction has, or does not have, a matching notification, as `wanted` says. `found` is limited in
-/// number and begins with the matching notifications.
+/// Panics unless the transaction has, or does not have, a matching notification, as `wanted` says. `found` is limited
+/// in number and begins with the matching notifications.
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "rusqlite"))]
 fn judge(found: &[(String, Option<String>)], event_type: &str, entity: Option<&str>, wanted: bool) {
     let matching = found

@@ -38,7 +38,7 @@ pub enum Unverified {
     Header {
         /// The header's name.
         name: &'static str,
-        /// What is wrong and what is allowed.
+        /// A sentence that says what is wrong and what is allowed.
         problem: &'static str,
     },
     /// The request was signed too long ago, or the clocks of sender and receiver differ. It may be a replay.
@@ -57,7 +57,8 @@ pub enum Unverified {
 
 impl Unverified {
     /// The HTTP status for the answer. After 400, Postcommit parks the delivery. After 500, which is for
-    /// [`Unverified::Secret`], Postcommit tries again, so that no message is lost until the receiver's configuration is fixed.
+    /// [`Unverified::Secret`], Postcommit tries again, so that no message is lost until the receiver's configuration is
+    /// fixed.
     #[must_use]
     pub const fn status(&self) -> u16 {
         match self {

@@ -30,7 +30,7 @@ pub struct App {
     pub gate: GroupCommit,
     pub tools: Tools,
     pub auth: Auth,
-    /// Held while `POST /v1/dispatch` makes a pass, so that only one pass runs at a time.
+    /// The lock that `POST /v1/dispatch` holds during a pass, so that only one pass runs at a time.
     pub passing: Arc<tokio::sync::Mutex<()>>,
     /// The inboxes that browsers have open in this process.
     pub inboxes: Inboxes,

@@ -1,4 +1,5 @@
-//! The configuration of a tenant as a folder of files, which a team can keep in git. `export` writes it, `apply` reads it.
+//! The configuration of a tenant as a folder of files, which a team can keep in git. `export` writes it, `apply` reads
+//! it.
 //! - `content.json`: the content settings;
 //! - `event-types/NAME.json`, `lists/NAME.json`, `providers/NAME.json`;
 //! - `layouts/NAME.html` and `partials/NAME.html`;
@@ -150,8 +151,8 @@ impl State {
         Ok(others)
     }
 
-    /// The actions that turn `self` into `wanted`. With `prune`, objects that `wanted` does not have are deleted, but only of
-    /// the kinds that `wanted` has.
+    /// The actions that turn `self` into `wanted`. With `prune`, objects that `wanted` does not have are deleted, but
+    /// only of the kinds that `wanted` has.
     pub fn differences(&self, wanted: &Self, prune: bool) -> Vec<Difference> {
         let mut all = Vec::new();
         let none = BTreeMap::new();
@@ -206,7 +207,8 @@ impl Settings<'_> {
     }
 }
 
-/// The fields that differ. For a provider, only fields in the file are compared, because other fields keep their values.
+/// The fields that differ. For a provider, only fields in the file are compared, because other fields keep their
+/// values.
 fn differing(kind: Kind, from: &Object, to: &Object) -> BTreeMap<String, Value> {
     let mut names: Vec<&String> = to.keys().collect();
     if kind != Kind::Provider {

@@ -200,8 +200,8 @@ pub fn or_dash<T: ToString>(value: &Option<T>) -> String {
     value.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string)
 }
 
-/// Formats a JSON object on one line: `name=value`, and `outer.name=value` for nested objects. The strings of a list are
-/// separated by commas.
+/// Formats a JSON object on one line: `name=value`, and `outer.name=value` for nested objects. The strings of a list
+/// are separated by commas.
 pub fn pairs(object: &serde_json::Value) -> String {
     let mut told = Vec::new();
     tell(object, "", &mut told);

@@ -100,7 +100,8 @@ impl ProblemKind {
     }
 }
 
-/// The maximum number of characters of a detail, because it may quote the refused value, which may be as long as a body.
+/// The maximum number of characters of a detail, because it may quote the refused value, which may be as long as a
+/// body.
 const SAID_CHARS: usize = 1000;
 
 /// A refused request.

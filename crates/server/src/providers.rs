@@ -44,7 +44,7 @@ pub enum ProviderError {
     /// The provider cannot be deleted, because deliveries wait for it. The number is their count.
     #[error("{1} deliveries wait for provider {0}; let them finish, cancel them, or pause the provider instead")]
     Waited(String, i64),
-    /// The provider writes to inboxes. A test makes no delivery, and only a delivery can write to an inbox.
+    /// The provider writes to inboxes. A test creates no delivery, and only a delivery can write to an inbox.
     #[error(
         "an in-app provider cannot be tested, because only a delivery writes to an inbox; enqueue a notification to \
          the user instead"

@@ -9,7 +9,8 @@ use postcommit::Timestamp;
 use postcommit_channel::clock;
 use postcommit_channel::model::{Bucket, Rate};
 
-/// The maximum number of buckets in memory. When it is reached, full buckets are dropped, because they equal new buckets.
+/// The maximum number of buckets in memory. When it is reached, full buckets are dropped, because they equal new
+/// buckets.
 const REMEMBERED: usize = 10_000;
 
 /// Token buckets, one per key, that all have the same limit.
@@ -22,8 +23,8 @@ pub struct Buckets<K> {
 }
 
 impl<K: Hash + Eq> Buckets<K> {
-    /// Allows `per_s` permits per second on average, and `burst` permits, at least 1, after an idle time. If `per_s` is 0,
-    /// there is no limit.
+    /// Allows `per_s` permits per second on average, and `burst` permits, at least 1, after an idle time. If `per_s` is
+    /// 0, there is no limit.
     pub fn new(per_s: f64, burst: f64) -> Self {
         let rate = (per_s > 0.0).then(|| Rate::new(per_s, Some(burst.max(1.0) as i32)));
         Self { rate, began: clock::monotonic(), buckets: Mutex::default() }

@@ -134,7 +134,7 @@ fn located(path: &str, words: String) -> Problem {
     }
 }
 
-/// Distinguishes a field that is left out from null.
+/// Distinguishes an omitted field from null.
 pub fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(from).map(Some)
 }

@@ -125,8 +125,8 @@ fn object(bytes: &[u8]) -> Result<Record, String> {
     serde_json::from_slice(bytes).map_err(|problem| format!("is not a JSON object: {problem}"))
 }
 
-/// Whether a cell with this first character needs a guard, because a spreadsheet reads it as a formula. A quote needs it,
-/// too, because the guard itself is a quote.
+/// Whether a cell with this first character needs a guard, because a spreadsheet reads it as a formula. A quote needs
+/// it, too, because the guard itself is a quote.
 fn is_risky(first: char) -> bool {
     matches!(first, '=' | '+' | '-' | '@' | '\t' | '\r' | '\'')
 }
@@ -186,7 +186,7 @@ mod tests {
     fn a_header_with_unknown_columns_is_refused() {
         let refused = |text: &str| read(text.as_bytes(), FileFormat::Csv, &["a", "b"]).err().unwrap();
         assert_eq!(refused("a,c\n1,2\n"), "line 1: column \"c\" is unknown; allowed are a, b");
-        assert_eq!(refused("a,a\n1,2\n"), "line 1: column \"a\" is there twice");
+        assert_eq!(refused("a,a\n1,2\n"), "line 1: column \"a\" is given twice; remove one of them");
     }
 
     #[test]

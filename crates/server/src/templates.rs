@@ -1,5 +1,6 @@
-//! The rules for writing and previewing templates that the API and the command line share. `parts` finds the layouts and
-//! partials that a template uses; `layouts` changes them and the content settings; `preview` renders without sending.
+//! The rules for writing and previewing templates that the API and the command line share. `parts` finds the layouts
+//! and partials that a template uses; `layouts` changes them and the content settings; `preview` renders without
+//! sending.
 
 pub mod layouts;
 mod parts;
@@ -41,8 +42,8 @@ fn written(error: DbError) -> EditError {
     known.map_or_else(|| error.into(), |(_, problem)| EditError::Refused((*problem).to_owned()))
 }
 
-/// The error of a part that cannot be compiled: the part, the place and the problem. If all parts together are too large,
-/// the error names the largest part.
+/// The error of a part that cannot be compiled: the part, the place and the problem. If all parts together are too
+/// large, the error names the largest part.
 fn refused(problem: &template::Problem, source: &Source) -> EditError {
     if problem.part == "template" {
         let size = |text: &Option<String>| text.as_ref().map_or(0, String::len);
@@ -162,8 +163,8 @@ impl Templates<'_> {
         Err(overtaken("template", id))
     }
 
-    /// Changes the given fields. A change of a part creates a new version. With a revision, the change is made only if the
-    /// template still has that revision. Writes nothing if no field differs.
+    /// Changes the given fields. A change of a part creates a new version. With a revision, the change is made only if
+    /// the template still has that revision. Writes nothing if no field differs.
     pub async fn update(&self, id: &str, revision: Option<i32>, change: &Change) -> Result<Saved, EditError> {
         for _ in 0..TRIES {
             let from = self.find(id).await?;
@@ -212,8 +213,8 @@ impl Templates<'_> {
         Ok(Common { settings, layouts: layouts.collect() })
     }
 
-    /// Refuses a template if another active template has the same event type, channel, audience, language and scope, and a
-    /// new template beyond the limit.
+    /// Refuses a template if another active template has the same event type, channel, audience, language and scope,
+    /// and a new template beyond the limit.
     async fn check_place(&self, id: &str, draft: &TemplateDraft, is_new: bool) -> Result<(), EditError> {
         if is_new && self.store.template(self.tenant, id).await?.is_some() {
             return Err(EditError::Exists { what: "template", name: id.to_owned() });
@@ -241,7 +242,8 @@ impl Templates<'_> {
         Ok(compiled.warnings().iter().cloned().chain(unknown).collect())
     }
 
-    /// The names that the declared event type has, or if it is not declared, recent events have. `None` if there are neither.
+    /// The names that the declared event type has, or if it is not declared, recent events have. `None` if there are
+    /// neither.
     async fn known_names(&self, event_type: &str) -> Result<Option<BTreeSet<String>>, EditError> {
         let (placeholders, payloads) = match self.store.event_type(self.tenant, event_type).await? {
             Some(EventTypeRow { event_type: declared, .. }) => {

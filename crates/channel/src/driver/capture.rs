@@ -289,7 +289,7 @@ mod tests {
         assert!(
             FailOn::parse("explode=x")
                 .unwrap_err()
-                .contains("known are transient, permanent, slow, hang, unclear, panic")
+                .contains("allowed are transient, permanent, slow, hang, unclear, panic")
         );
         for count in ["many", "0", "-1", "65536", ""] {
             assert!(

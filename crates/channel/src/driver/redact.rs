@@ -56,8 +56,8 @@ impl Redactions {
         texts
     }
 
-    /// Adds `part` in every encoding: unchanged, percent-decoded, decoded as form data, encoded again, and each of these
-    /// as a JSON string. Adds nothing if `part` has fewer characters than `least`.
+    /// Adds `part` in every encoding: unchanged, percent-decoded, decoded as form data, encoded again, and each of
+    /// these as a JSON string. Adds nothing if `part` has fewer characters than `least`.
     fn every_form(&mut self, part: &str, least: usize) {
         let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
         let (plain, of_form) = (decoded(part), decoded(&part.replace('+', " ")));

@@ -26,9 +26,9 @@ pub enum Phase {
 pub struct EgressFailure {
     /// The phase in which the connection or request failed.
     pub phase: Phase,
-    /// The number of bytes, before encryption, that were written to the connection. For a request it counts the bytes of this
-    /// request, for a failed STARTTLS the bytes of the whole stream. 0 guarantees that the peer received nothing and
-    /// never will. A larger number means that the peer may have received something.
+    /// The number of bytes, before encryption, that were written to the connection. For a request it counts the bytes
+    /// of this request, for a failed STARTTLS the bytes of the whole stream. 0 guarantees that the peer received
+    /// nothing and never will. A larger number means that the peer may have received something.
     pub bytes_written: u64,
     /// A stable code: one of `blocked_address`, `bad_url`, `bad_host`, `dns`, `connect`, `connect_timeout`, `tls`,
     /// `timeout`, `reset`, `closed`, `bad_answer`.

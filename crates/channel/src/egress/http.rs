@@ -54,8 +54,8 @@ pub struct Call {
     pub body: Bytes,
     /// The time limit for everything from resolving the name to reading the answer. At most one hour.
     pub timeout: Duration,
-    /// Whether to open a new connection instead of reusing an idle one. Deliveries that must be sent at most once need it:
-    /// if the peer closes a reused connection during the request, the outcome is unclear.
+    /// Whether to open a new connection instead of reusing an idle one. Deliveries that must be sent at most once need
+    /// it: if the peer closes a reused connection during the request, the outcome is unclear.
     pub fresh: bool,
 }
 
@@ -74,9 +74,9 @@ pub struct HttpAnswer {
 }
 
 impl HttpAnswer {
-    /// The wait that the header `Retry-After` asks for: a number of seconds in digits, or a date. Zero, a date in the past
-    /// and any other value count as no request to wait. There is no upper limit here, because the notification's expiry
-    /// limits the wait.
+    /// The wait that the header `Retry-After` asks for: a number of seconds in digits, or a date. Zero, a date in the
+    /// past and any other value count as no request to wait. There is no upper limit here, because the notification's
+    /// expiry limits the wait.
     pub fn retry_after(&self) -> Option<Duration> {
         let text = self.headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim();
         let wait = if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {

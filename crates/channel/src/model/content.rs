@@ -176,8 +176,8 @@ impl Choice {
     #[must_use]
     pub fn template(&self, channel: &str, audience: &str, language: Option<&str>) -> Option<Arc<TemplateEntry>> {
         let here = || self.entries.iter().filter(|entry| entry.channel == channel && entry.audience == audience);
-        // If several scopes include the notification, the alphabetically first type is used, so that the choice is always
-        // the same.
+        // If several scopes include the notification, the alphabetically first type is used, so that the choice is
+        // always the same.
         let scope = here().map(|entry| &entry.scope).filter(|scope| !scope.0.is_empty()).min();
         let fits = |entry: &&Arc<TemplateEntry>| scope.is_none_or(|scope| entry.scope == *scope);
         let rank = |entry: &&Arc<TemplateEntry>| self.rank(&entry.language, language);

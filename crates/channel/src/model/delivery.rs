@@ -70,8 +70,8 @@ pub struct Facts {
     pub template_version: Option<i32>,
     /// The language of the message.
     pub language: Option<String>,
-    /// The user whose address this is. `None` for an address without a user, and for a direct message to an inbox, whose
-    /// address is the user's id.
+    /// The user whose address this is. `None` for an address without a user, and for a direct message to an inbox,
+    /// whose address is the user's id.
     pub user_id: Option<String>,
     /// The fields of the user that the template may read, as they were at expansion: JSON of at most 4 KB.
     pub context: Option<String>,
@@ -140,7 +140,8 @@ impl Delivery {
         Self { key, lane, facts: target.facts, ..self }
     }
 
-    /// Returns the notification's only delivery in a row of its own, which takes over the lease of the notification's row.
+    /// Returns the notification's only delivery in a row of its own, which takes over the lease of the notification's
+    /// row.
     pub fn held_for(self, lane: i32, target: Target) -> Self {
         let key = DeliveryKey { n: 1, ..self.key };
         Self {

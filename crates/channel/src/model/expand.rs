@@ -58,7 +58,8 @@ pub struct Target {
     /// The hash of the send key and the recipient, if the template is sent once per entity. If another delivery
     /// already has this hash, the target is skipped as a duplicate when it is written.
     pub once: Option<Uuid>,
-    /// The end of the user's quiet hours: the target is not due earlier. `None`: it is due when its notification is due.
+    /// The end of the user's quiet hours: the target is not due earlier. `None`: it is due when its notification is
+    /// due.
     pub not_before: Option<Timestamp>,
     /// The throttle and the digest that apply when the target is written.
     pub pacing: Option<Box<Pacing>>,

@@ -1,5 +1,5 @@
-//! Expands a notification whose targets must be looked up: templates, users, lists, preferences. The functions are pure.
-//! [`lookup`] returns the names that must be looked up, and [`fan_out`] builds the targets from the result.
+//! Expands a notification whose targets must be looked up: templates, users, lists, preferences. The functions are
+//! pure. [`lookup`] returns the names that must be looked up, and [`fan_out`] builds the targets from the result.
 
 mod fan;
 
@@ -63,7 +63,8 @@ pub type OwnAddress = (Arc<TemplateEntry>, Result<String, NoAddress>);
 pub enum NoAddress {
     /// The part renders to nothing, for this reason. The template's channel is skipped.
     Skipped(String),
-    /// The template failed. Its channel is skipped. If no other template renders an address, the notification is parked.
+    /// The template failed. Its channel is skipped. If no other template renders an address, the notification is
+    /// parked.
     Failed(Failure),
 }
 
@@ -112,9 +113,9 @@ impl Lookup {
     }
 
     /// Removes the templates if a worker that did not know them yet may have sent the notification as a direct message.
-    /// It must not be sent a second time in another form. An event without a title and a body keeps its templates, because
-    /// its direct message would be empty. `is_late` says whether templates that are active since a time became active
-    /// after the loss of that worker's lease, or shortly before.
+    /// It must not be sent a second time in another form. An event without a title and a body keeps its templates,
+    /// because its direct message would be empty. `is_late` says whether templates that are active since a time became
+    /// active after the loss of that worker's lease, or shortly before.
     #[must_use]
     pub fn without_late_templates(self, note: &StoredNotification, is_late: impl Fn(Timestamp) -> bool) -> Self {
         let since = self.choice.as_ref().and_then(Choice::since);

@@ -24,7 +24,8 @@ pub enum Verdict {
     Done,
     /// Another attempt follows.
     Again {
-        /// The time at which the next attempt is due. It is never after the expiry, unless the expiry has already passed.
+        /// The time at which the next attempt is due. It is never after the expiry, unless the expiry has already
+        /// passed.
         at: Timestamp,
         /// Whether this attempt counts towards the policy's maximum.
         counted: bool,

@@ -81,8 +81,8 @@ impl StoredNotification {
         self.idempotency_key.starts_with(RESEND)
     }
 
-    /// Whether the notification may be a digest of other notifications. An application can use such a key, too, so only the
-    /// stored items of a digest are a proof.
+    /// Whether the notification may be a digest of other notifications. An application can use such a key, too, so only
+    /// the stored items of a digest are a proof.
     pub fn may_be_digest(&self) -> bool {
         self.idempotency_key.starts_with(DIGEST_KEY)
     }

@@ -1,5 +1,5 @@
-//! Throttles and digests: they limit the messages of a template to one recipient. The rules are pure. The counts and the
-//! collected events are in the database, and the transaction that writes the targets changes them.
+//! Throttles and digests: they limit the messages of a template to one recipient. The rules are pure. The counts and
+//! the collected events are in the database, and the transaction that writes the targets changes them.
 
 use postcommit::{Recipient, Timestamp, key};
 use serde::{Deserialize, Serialize};
@@ -55,7 +55,8 @@ pub enum Then {
     Digest,
 }
 
-/// The rule of a digest: the events of a recipient are collected for a window, then one message is sent for all of them.
+/// The rule of a digest: the events of a recipient are collected for a window, then one message is sent for all of
+/// them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -63,8 +64,8 @@ pub struct DigestRule {
     /// The window in seconds. It begins with the first event.
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 604800))]
     pub window_s: u32,
-    /// A field of the payload, such as `listingId`. Each value of the field gets its own digest. Without it, all events of
-    /// the recipient are collected together.
+    /// A field of the payload, such as `listingId`. Each value of the field gets its own digest. Without it, all events
+    /// of the recipient are collected together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 255))]
     pub key: Option<String>,

@@ -281,9 +281,9 @@ mod tests {
     #[test]
     fn nonsense_is_refused_by_name() {
         for (value, expected) in [
-            (json!("fast"), r#"policy: is "fast"; known are doubling, marketplace, standard_webhooks, fixed"#),
-            (json!({"name": "fast"}), r#"policy.name: is "fast"; known are doubling"#),
-            (json!({"max_attempts": 3}), "policy.name: is missing; known are doubling"),
+            (json!("fast"), r#"policy: is "fast"; allowed are doubling, marketplace, standard_webhooks, fixed"#),
+            (json!({"name": "fast"}), r#"policy.name: is "fast"; allowed are doubling"#),
+            (json!({"max_attempts": 3}), "policy.name: is missing; allowed are doubling"),
             (json!({"name": "fixed"}), "policy.interval_s: is missing"),
             (json!({"name": "fixed", "interval_s": 0}), "policy.interval_s: is 0; 0.001 to 604800 are allowed"),
             (json!({"name": "doubling", "max_attempts": 101}), "policy.max_attempts: is 101; 1 to 100 are allowed"),

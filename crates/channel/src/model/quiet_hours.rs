@@ -209,7 +209,8 @@ mod tests {
             (("22:00", "02:30"), "2026-03-28T23:00:00Z", Some("2026-03-29T01:30:00Z")),
             (("02:30", "07:00"), "2026-03-29T01:15:00Z", None),
             (("02:30", "07:00"), "2026-03-29T01:30:00Z", Some("2026-03-29T05:00:00Z")),
-            // On 25 October, the clock went from 03:00 to 02:00. 02:30 came twice, and the first time ends the quiet hours.
+            // On 25 October, the clock went from 03:00 to 02:00. 02:30 came twice, and the first time ends the quiet
+            // hours.
             (("22:00", "07:00"), "2026-10-24T20:00:00Z", Some("2026-10-25T06:00:00Z")),
             (("22:00", "02:30"), "2026-10-25T00:15:00Z", Some("2026-10-25T00:30:00Z")),
             (("22:00", "02:30"), "2026-10-25T01:15:00Z", None),
@@ -247,7 +248,7 @@ mod tests {
     fn times_of_day_are_checked() {
         assert_eq!(QuietHours::read("22:00-07:00").unwrap().written(), "22:00-07:00");
         for (wrong, said) in [
-            ("22:00", "quiet_hours: \"22:00\" is not understood; write hours such as 22:00-07:00"),
+            ("22:00", "quiet_hours: \"22:00\" is not a range of hours; write one such as 22:00-07:00"),
             ("24:00-07:00", "quiet_hours.from: \"24:00\" is not a time of day; write one such as 22:00"),
             ("22:00-7:00", "quiet_hours.until: \"7:00\" is not a time of day; write one such as 22:00"),
             ("22:00-07:60", "quiet_hours.until: \"07:60\" is not a time of day; write one such as 22:00"),

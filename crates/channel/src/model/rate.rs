@@ -30,7 +30,8 @@ const LONGEST_MS: f64 = 1e12;
 pub struct Rate {
     /// Permits per second. For a provider: 0.001 to 10,000.
     pub per_s: f64,
-    /// The maximum number of permits that can be taken together after an idle time, 1 or more. For a provider: at most 10,000.
+    /// The maximum number of permits that can be taken together after an idle time, 1 or more. For a provider: at most
+    /// 10,000.
     pub burst: i32,
 }
 

@@ -98,8 +98,8 @@ impl Compiled {
         &self.warnings
     }
 
-    /// Warns of placeholders that are not among the known names, such as [`FlatPayload::names`] or the placeholders of a
-    /// declared event type. Case, dots, underscores and hyphens do not matter.
+    /// Warns of placeholders that are not among the known names, such as [`FlatPayload::names`] or the placeholders of
+    /// a declared event type. Case, dots, underscores and hyphens do not matter.
     #[must_use]
     pub fn unknown(&self, known: &BTreeSet<String>) -> Vec<Warning> {
         let known: BTreeSet<String> = known.iter().map(|name| flat_name(name)).collect();
@@ -123,8 +123,8 @@ impl Compiled {
         self.unsubscribe.is_some()
     }
 
-    /// Renders the part `to` and returns the address without surrounding spaces. `None`: the part is absent or renders to
-    /// nothing. Placeholders without a value print nothing here, regardless of the setting `missing`.
+    /// Renders the part `to` and returns the address without surrounding spaces. `None`: the part is absent or renders
+    /// to nothing. Placeholders without a value print nothing here, regardless of the setting `missing`.
     pub fn address(&self, input: &Input<'_>) -> Result<Option<String>, Failure> {
         let Some(part) = &self.to else { return Ok(None) };
         let (text, _) = self.run(part, &self.reading(input), Missing::Empty, limits::ADDRESS_BYTES)?;
@@ -163,8 +163,8 @@ impl Compiled {
         Ok((content, warnings))
     }
 
-    /// The first placeholder that reads the unsubscribe link. `None` if the payload has a field of that name, because the
-    /// payload takes precedence.
+    /// The first placeholder that reads the unsubscribe link. `None` if the payload has a field of that name, because
+    /// the payload takes precedence.
     fn reads_unsubscribe_url(&self, payload: &FlatPayload) -> Option<&Placeholder> {
         let is_ours = |slot: &Slot| match slot.root {
             Root::Payload => slot.flat == UNSUBSCRIBE_URL && payload.fields().get(UNSUBSCRIBE_URL).is_none(),
@@ -233,7 +233,8 @@ impl Compiled {
         let find = |slot: &Slot| {
             let payload = input.payload.fields().get(&slot.flat);
             if input.unsubscribe_url.is_err() && payload.is_none() && is_unsubscribe_url(slot) {
-                // The value is empty, not missing. The link filter accepts an empty string only if it is marked as safe.
+                // The value is empty, not missing. The link filter accepts an empty string only if it is marked as
+                // safe.
                 return Value::from_safe_string(String::new());
             }
             match slot.root {

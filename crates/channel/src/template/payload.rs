@@ -98,8 +98,8 @@ impl Fields {
         self.flat.get_or_init(|| self.flatten()).get(flat)
     }
 
-    /// Returns all fields by flat name. Of two fields with one flat name, the less deeply nested takes precedence, then the
-    /// first in alphabetical order, because a database may store fields in any order.
+    /// Returns all fields by flat name. Of two fields with one flat name, the less deeply nested takes precedence, then
+    /// the first in alphabetical order, because a database may store fields in any order.
     fn flatten(&self) -> HashMap<String, Node> {
         let mut flat = HashMap::new();
         self.walk(|name, node| {
@@ -146,8 +146,8 @@ impl FlatPayload {
         }
     }
 
-    /// A field as a string, under any spelling of its name. A number keeps the digits of the payload. `None` if the field
-    /// is absent, null, a list or an object.
+    /// A field as a string, under any spelling of its name. A number keeps the digits of the payload. `None` if the
+    /// field is absent, null, a list or an object.
     #[must_use]
     pub fn text(&self, name: &str) -> Option<&str> {
         self.0.get(&flat_name(name))?.text()

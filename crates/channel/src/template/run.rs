@@ -159,7 +159,7 @@ pub(super) struct Reading {
     pub(super) budget: Arc<Budget>,
 }
 
-/// Why the rendering of a part stopped: a limit, or an error with its byte offset in the translated text.
+/// The reason why the rendering of a part stopped: a limit, or an error with its byte offset in the translated text.
 pub(super) enum Stop {
     Limit(Cap, u64),
     Failed(Option<usize>, String),

@@ -17,8 +17,8 @@ pub enum Encoding {
     /// GSM-7: 160 places in a single segment, 153 in each of several segments.
     #[serde(rename = "GSM-7")]
     Gsm7,
-    /// UCS-2: 70 places in a single segment, 67 in each of several segments. One character outside of GSM-7 makes the whole
-    /// message UCS-2.
+    /// UCS-2: 70 places in a single segment, 67 in each of several segments. One character outside of GSM-7 makes the
+    /// whole message UCS-2.
     #[serde(rename = "UCS-2")]
     Ucs2,
 }
@@ -100,7 +100,8 @@ mod tests {
         use Encoding::Gsm7;
         assert_eq!(counted("€[]"), (Gsm7, 6, 1));
         assert_eq!(counted(&"€".repeat(80)), (Gsm7, 160, 1));
-        // 152 places and a euro sign of two places: the euro sign begins the second segment, so three segments are needed.
+        // 152 places and a euro sign of two places: the euro sign begins the second segment, so three segments are
+        // needed.
         let text = format!("{}€{}", "a".repeat(152), "a".repeat(152));
         assert_eq!(counted(&text), (Gsm7, 306, 3));
     }

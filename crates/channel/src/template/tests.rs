@@ -540,7 +540,8 @@ fn a_hostile_template_is_refused_when_it_is_compiled() {
 
 #[test]
 fn nothing_of_the_process_can_be_read() {
-    // Names of the engine, of the environment and of our own slots are ordinary names, and the payload has no such fields.
+    // Names of the engine, of the environment and of our own slots are ordinary names, and the payload has no such
+    // fields.
     for name in [
         "PATH",
         "HOME",

@@ -1,5 +1,5 @@
-//! Translates the parts of a template for the engine. Layout and partials are inserted here, so the engine never loads a
-//! file. Each tag gets a number, so that error messages can name its line and column.
+//! Translates the parts of a template for the engine. Layout and partials are inserted here, so the engine never loads
+//! a file. Each tag gets a number, so that error messages can name its line and column.
 
 use super::expression::{Expression, Names, Read, expression};
 use super::lexer::{Fault, Kind, Piece, Tag, Token, pieces};
@@ -128,7 +128,8 @@ impl<'a> Translator<'a> {
         Ok(std::mem::take(&mut self.code))
     }
 
-    /// Translates a string that consists of `{{ name|json }}`: the value itself is inserted. `None` for any other string.
+    /// Translates a string that consists of `{{ name|json }}`: the value itself is inserted. `None` for any other
+    /// string.
     pub(super) fn inserted(&mut self, part: &str, text: &'a str) -> Result<Option<Code>, Problem> {
         let it = Text::new(part, text);
         let all = pieces(text).map_err(|fault| it.problem(fault))?;

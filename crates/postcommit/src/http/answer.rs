@@ -68,7 +68,7 @@ impl Answer {
 
     pub(super) fn unsettled(&self) -> Unsettled {
         let problem: Problem = serde_json::from_slice(&self.body).unwrap_or_default();
-        let text = if problem.detail.is_empty() { "the server gave no reason".to_owned() } else { shortened(&problem.detail) };
+        let text = if problem.detail.is_empty() { "no reason given".to_owned() } else { shortened(&problem.detail) };
         Unsettled { problem: format!("{}: {text}", self.status), after: self.after }
     }
 

@@ -45,7 +45,7 @@ pub struct PassResult {
 
 /// Sends the deliveries that are due now, and answers when the pass has ended.
 ///
-/// It is safe to repeat the request and to send it from many machines: no delivery is sent twice by it. One pass runs
+/// The request can be repeated and sent from many machines safely: no delivery is sent twice by it. One pass runs
 /// at a time. While another pass runs in any process, the answer is 409 and nothing is claimed. A killed pass blocks
 /// other passes for at most 30 seconds.
 #[utoipa::path(post, path = "/v1/dispatch", tag = "dispatch", security(("key" = ["ops"])), params(PassQuery),

@@ -43,7 +43,8 @@ pub struct ResendRequest {
     /// Copy only a notification of this event type. Default: any event type.
     #[schema(min_length = 1, max_length = 255)]
     event_type: Option<String>,
-    /// Send the current text of this template, with the newest event of the entity. Default: a copy of the text that was sent.
+    /// Send the current text of this template, with the newest event of the entity. Default: a copy of the text that
+    /// was sent.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
     template: Option<String>,
     /// Send to this recipient. Default: the recipients of the original.

@@ -33,7 +33,8 @@ pub async fn list_event_types(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewEventType {
-    /// The name of the event type, as in notifications: no control characters, and no `.` or `..` as the whole name or between slashes.
+    /// The name of the event type, as in notifications: no control characters, and no `.` or `..` as the whole name or
+    /// between slashes.
     #[schema(min_length = 1, max_length = 255, example = "booking.confirmed")]
     name: String,
     /// The description of the event type.

@@ -21,8 +21,8 @@ use crate::read::Params;
 #[into_params(parameter_in = Query)]
 pub struct KpiQuery {
     /// Also return the KPIs of each group. `error` groups by the class of the last error and lists its codes.
-    /// For a request over all tenants (scope `ops`), `tenant` groups by tenant, and a group by `provider` also has the name
-    /// of its tenant.
+    /// For a request over all tenants (scope `ops`), `tenant` groups by tenant, and a group by `provider` also has the
+    /// name of its tenant.
     #[param(inline)]
     by: Option<KpiGrouping>,
     /// Delivered, captured and failed are counted over this many seconds before now. Default: the setting
@@ -43,8 +43,8 @@ fn seconds(field: &str, given: Option<u64>, low: u64, high: u64, default: Durati
     }
 }
 
-/// Returns the current KPIs: queued, stuck and parked deliveries, the age of the oldest delivery, and the results of the
-/// last interval.
+/// Returns the current KPIs: queued, stuck and parked deliveries, the age of the oldest delivery, and the results of
+/// the last interval.
 #[utoipa::path(get, path = "/v1/kpis", tag = "kpis", security(("key" = ["read"])), params(KpiQuery, TenantQuery),
     responses((status = 200, description = "The current KPIs", body = Kpis), ProblemResponses))]
 pub async fn get_kpis(
@@ -66,8 +66,8 @@ pub struct SeriesQuery {
     /// The interval that each count of the series covers. Default `minute`.
     #[param(inline)]
     per: Option<SlotLength>,
-    /// The grouping of the lines. Default `state`. With `channel` and `site`, only deliveries that were sent, delivered or
-    /// parked are counted.
+    /// The grouping of the lines. Default `state`. With `channel` and `site`, only deliveries that were sent, delivered
+    /// or parked are counted.
     #[param(inline)]
     by: Option<GroupBy>,
     /// The series begins with the slot that contains this time. Default: 60 slots before `until`.
@@ -76,8 +76,8 @@ pub struct SeriesQuery {
     until: Option<Timestamp>,
 }
 
-/// Returns the number of deliveries that entered each state per time slot, for charts. At most 2,880 slots and 20 lines. An
-/// empty slot is 0.
+/// Returns the number of deliveries that entered each state per time slot, for charts. At most 2,880 slots and 20
+/// lines. An empty slot is 0.
 #[utoipa::path(get, path = "/v1/kpis/series", tag = "kpis", security(("key" = ["read"])), params(SeriesQuery, TenantQuery),
     responses((status = 200, description = "The series", body = KpiSeries), ProblemResponses))]
 pub async fn get_kpi_series(

@@ -17,7 +17,8 @@ use crate::read::{Body, Id, Params};
 use crate::templates::Templates;
 use crate::templates::layouts::{Effect, KINDS};
 
-/// Lists layouts and partials, ordered by name. The built-in layout `mail` is listed only if the tenant has replaced it.
+/// Lists layouts and partials, ordered by name. The built-in layout `mail` is listed only if the tenant has replaced
+/// it.
 #[utoipa::path(get, path = "/v1/layouts", tag = "layouts", security(("key" = ["read"])), params(PageQuery, TenantQuery),
     responses((status = 200, description = "A page", body = Listing<LayoutRow>), ProblemResponses))]
 pub async fn list_layouts(
@@ -34,8 +35,8 @@ pub async fn list_layouts(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewLayout {
-    /// The name: 1 to 63 letters, digits, `_`, `-`, `.`; unique in the tenant. A layout with the name of a built-in layout
-    /// replaces it.
+    /// The name: 1 to 63 letters, digits, `_`, `-`, `.`; unique in the tenant. A layout with the name of a built-in
+    /// layout replaces it.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
     name: String,
     /// The kind: `layout` (surrounds the HTML of templates) or `partial` (templates and layouts include it).

@@ -15,7 +15,8 @@ use crate::read;
 pub const PAGE_MAX: i64 = 200;
 /// The default number of rows of a page.
 const PAGE: i64 = 50;
-/// The maximum number of bytes of a cursor. The longest cursors contain an address of 2,048 bytes, escaped and in base64.
+/// The maximum number of bytes of a cursor. The longest cursors contain an address of 2,048 bytes, escaped and in
+/// base64.
 const CURSOR_BYTES: usize = 8 * 1024;
 
 /// A page of a list.

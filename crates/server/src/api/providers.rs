@@ -66,7 +66,8 @@ pub struct ShownProvider {
     /// The reason why no worker can decrypt the secrets of the provider, so that nothing is sent. `null` if they can be
     /// decrypted.
     unopened: Option<String>,
-    /// The paused and held hosts, paused hosts first: at most 100 of one provider, and 1,000 in a list of all providers.
+    /// The paused and held hosts, paused hosts first: at most 100 of one provider, and 1,000 in a list of all
+    /// providers.
     hosts: Vec<ClosedHost>,
     /// The number of changes so far, including pauses and changes of the default.
     revision: i32,
@@ -165,7 +166,7 @@ macro_rules! description {
         #[serde(deny_unknown_fields)]
         pub struct $body {
             $($own)*
-            /// The channel that the provider serves. `*` means every channel. Default: the driver's.
+            /// The channel that the provider serves. `*` means every channel. Default: the default channel of the driver.
             #[schema(min_length = 1, max_length = 63, pattern = r"^(\*|[A-Za-z0-9_.-]+)$")]
             channel: Option<String>,
             /// The driver's own settings by name. The value `null` removes a setting.
@@ -195,7 +196,8 @@ macro_rules! description {
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<f64>, minimum = 0.001, maximum = 10_000)]
             rate_per_s: Option<Option<f64>>,
-            /// The burst: the maximum number of sends without a wait after an idle time. `null` is the rate of one second.
+            /// The burst: the maximum number of sends without a wait after an idle time. `null` is the rate of one
+            /// second.
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<i32>, minimum = 1, maximum = 10_000)]
             burst: Option<Option<i32>>,
@@ -236,7 +238,7 @@ description! {
 }
 
 description! {
-    /// The fields to change. A field that is left out keeps its value.
+    /// The fields to change. Omitted fields keep their values.
     ProviderChange {
         /// Change the provider only if it still has this revision. Without it, the change applies to any revision.
         #[schema(minimum = 1)]
@@ -390,8 +392,8 @@ pub async fn pause_provider(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Resume {
-    /// Resume only this host: a name or an IP address, with the port if it is not 443. Default: the provider and all its
-    /// hosts.
+    /// Resume only this host: a name or an IP address, with the port if it is not 443. Default: the provider and all
+    /// its hosts.
     #[schema(min_length = 1, max_length = 300)]
     host: Option<String>,
 }
@@ -419,7 +421,8 @@ pub async fn resume_provider(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProviderTest {
-    /// The address of the receiver, in the form that the provider expects, e.g. +491701234567 for SMS or a URL for a webhook.
+    /// The address of the receiver, in the form that the provider expects, e.g. +491701234567 for SMS or a URL for a
+    /// webhook.
     #[schema(min_length = 1, max_length = 2048)]
     address: String,
     /// The text of the message.

@@ -22,7 +22,8 @@ pub struct SignedIn {
     tenant: String,
     /// The caller's scopes.
     scopes: Vec<String>,
-    /// The CSRF token of a session. Send it with every change, as the header `X-CSRF-Token` or the form field `csrf_token`.
+    /// The CSRF token of a session. Send it with every change, as the header `X-CSRF-Token` or the form field
+    /// `csrf_token`.
     #[serde(skip_serializing_if = "Option::is_none")]
     csrf_token: Option<String>,
 }

@@ -150,15 +150,15 @@ macro_rules! description {
         #[serde(deny_unknown_fields)]
         pub struct $body {
             $($own)*
-            /// The audience of the template, e.g. `guest` or `host`. Each audience gets its own message. An empty string means
-            /// anyone.
+            /// The audience of the template, e.g. `guest` or `host`. Each audience gets its own message. An empty
+            /// string means anyone.
             #[schema(max_length = 63, pattern = "^[A-Za-z0-9_.-]*$")]
             audience: Option<String>,
             /// The language of the template, e.g. `pt-BR`. An empty string means any language.
             #[schema(max_length = 35, pattern = "^([A-Za-z]{2,3}(-[A-Za-z0-9]{2,8}){0,3})?$")]
             language: Option<String>,
-            /// The type of the scope: the template is used only for payloads in this scope. The type `listing` means the
-            /// field `listingId`. An empty string means every payload.
+            /// The type of the scope: the template is used only for payloads in this scope. The type `listing` means
+            /// the field `listingId`. An empty string means every payload.
             #[schema(max_length = 63, pattern = "^[A-Za-z0-9_.-]*$")]
             scope_type: Option<String>,
             /// The id of the scope, e.g. `10`.
@@ -166,8 +166,8 @@ macro_rules! description {
             scope_id: Option<String>,
             /// Whether the template is active.
             active: Option<bool>,
-            /// `entity`: send the template once per entity and event type. `notification`, the default: send it for each
-            /// notification.
+            /// `entity`: send the template once per entity and event type. `notification`, the default: send it for
+            /// each notification.
             #[schema(schema_with = once_per)]
             once_per: Option<String>,
             /// A limit of the messages to one recipient in a period. `null` removes it.
@@ -207,8 +207,8 @@ macro_rules! description {
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<Missing>)]
             missing: Option<Option<Missing>>,
-            /// The format of dates without a format of their own, as a strftime pattern. `null`: the value of the content
-            /// settings.
+            /// The format of dates without a format of their own, as a strftime pattern. `null`: the value of the
+            /// content settings.
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<String>, min_length = 1, max_length = 63)]
             date_format: Option<Option<String>>,

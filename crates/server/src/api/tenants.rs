@@ -99,8 +99,8 @@ pub async fn resume_tenant(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TenantUpdate {
-    /// The weight: the tenant's share of the sends while several tenants have due deliveries. Weight 3 gets three times as
-    /// many sends as weight 1.
+    /// The weight: the tenant's share of the sends while several tenants have due deliveries. Weight 3 gets three times
+    /// as many sends as weight 1.
     #[schema(minimum = 1, maximum = 100, example = 3)]
     weight: i32,
 }

@@ -77,7 +77,8 @@ macro_rules! description {
 description! {
     /// A user to be created.
     NewUser {
-        /// The application's id of the user: no control characters, and no `.` or `..` as the whole id or between slashes.
+        /// The application's id of the user: no control characters, and no `.` or `..` as the whole id or between
+        /// slashes.
         #[schema(min_length = 1, max_length = 255, example = "42")]
         id: String,
     }
@@ -196,8 +197,8 @@ pub async fn delete_user(
 /// All preferences of a user.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ShownPreferences {
-    /// The preferences by event type and channel. The most specific preference decides: event type and channel, event type,
-    /// channel, all.
+    /// The preferences by event type and channel. The most specific preference decides: event type and channel, event
+    /// type, channel, all.
     items: Vec<PreferenceRow>,
 }
 

@@ -66,8 +66,8 @@ impl Apply {
     }
 }
 
-/// Makes the changes, kind by kind. A failed change is tried again while other changes succeed, because it may depend on
-/// one of them: a layout needs its partials.
+/// Makes the changes, kind by kind. A failed change is tried again while other changes succeed, because it may depend
+/// on one of them: a layout needs its partials.
 async fn make(
     stored: &Stored<'_>,
     wanted: &State,

@@ -258,8 +258,8 @@ fn with_parked(found: CheckResult, provider: &Provider, tenant: &str, parked: i6
     finding(found.check, result, format!("{}{when}{what}", found.detail))
 }
 
-/// Checks that a driver can be built from the provider. Secrets that a worker has decrypted are not checked here, because
-/// `doctor` may run on a host without the key.
+/// Checks that a driver can be built from the provider. Secrets that a worker has decrypted are not checked here,
+/// because `doctor` may run on a host without the key.
 fn usable(settings: &Settings, provider: &Provider, is_served: bool) -> Result<(), String> {
     let open = |sealed: &Vec<u8>| app::keys(settings).existing()?.open(sealed, provider.tenant, &provider.name);
     let secrets = match provider.secrets.as_ref().map(open) {

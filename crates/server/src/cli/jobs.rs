@@ -123,8 +123,8 @@ pub fn print(format: Format, job: &Job) {
     });
 }
 
-/// Processes the job until it has ended, together with other processes. No server is needed. If this command is stopped,
-/// running servers continue the job.
+/// Processes the job until it has ended, together with other processes. No server is needed. If this command is
+/// stopped, running servers continue the job.
 pub async fn follow(store: &Store, job: Job) -> Result<Job, Failure> {
     let (id, mut bar) = (job.id, ProgressBar::new());
     let mut now = job;

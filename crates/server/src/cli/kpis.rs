@@ -8,14 +8,15 @@ use crate::settings::Settings;
 
 #[derive(Debug, Args)]
 pub struct Show {
-    /// Also show the KPIs by group, the group with the most deliveries first; `error` groups by the class of the last error
+    /// Also show the KPIs by group, the group with the most deliveries first; `error` groups by the class of the last
+    /// error
     #[arg(long, value_enum)]
     by: Option<By>,
     /// Only deliveries of this tenant [default: every tenant]
     #[arg(long)]
     tenant: Option<String>,
-    /// Count delivered, captured and failed deliveries of the last this many seconds, 60 to 172800 [default: the setting
-    /// kpi.interval_s]
+    /// Count delivered, captured and failed deliveries of the last this many seconds, 60 to 172800 [default: the
+    /// setting kpi.interval_s]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(60..=172_800))]
     interval_s: Option<u64>,
 }

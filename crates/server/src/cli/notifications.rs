@@ -186,7 +186,8 @@ fn act_line(act: &AuditRow) -> String {
     format!("     - {}  {} by {}{by}", act.at, act.action.rsplit('.').next().unwrap_or(&act.action), act.actor)
 }
 
-/// The state of a delivery with its reason, whether it was only captured, and whether a parked delivery may have arrived.
+/// The state of a delivery with its reason, whether it was only captured, and whether a parked delivery may have
+/// arrived.
 pub(super) fn standing(d: &DeliveryRow) -> String {
     let reason = d.reason.as_deref().or(d.captured.then_some(CAPTURED));
     let maybe = if d.unclear && d.state == "parked" { ": it may have arrived" } else { "" };

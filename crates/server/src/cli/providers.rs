@@ -105,8 +105,8 @@ pub struct Description {
     /// Secret of the driver; VALUE is the text, @FILE, or - for stdin; repeatable
     #[arg(long = "secret", value_name = "NAME=VALUE")]
     secrets: Vec<String>,
-    /// Guarantee, which decides what happens after an unclear outcome: idempotent, at_most_once or at_least_once [default:
-    /// the default guarantee of the driver]
+    /// Guarantee, which decides what happens after an unclear outcome: idempotent, at_most_once or at_least_once
+    /// [default: the default guarantee of the driver]
     #[arg(long)]
     guarantee: Option<String>,
     /// Retry policy: doubling, marketplace, standard_webhooks, or JSON such as
@@ -135,8 +135,8 @@ pub struct Description {
     /// Whether the provider serves recipients that name no provider [default: true if its channel has no default yet]
     #[arg(long, value_name = "BOOL")]
     is_default: Option<bool>,
-    /// Encrypt with the key of this host, or with a new key; only if the key that encrypted the installation's secrets is
-    /// lost. Afterwards set the secrets of every other provider again
+    /// Encrypt with the key of this host, or with a new key; only if the key that encrypted the installation's secrets
+    /// is lost. Afterwards set the secrets of every other provider again
     #[arg(long)]
     new_secrets_key: bool,
 }

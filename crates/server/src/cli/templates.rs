@@ -73,6 +73,7 @@ pub struct IdArgs {
 
 #[derive(Debug, Args)]
 pub struct List {
+    /// Tenant of the templates
     #[arg(long, default_value = "default")]
     tenant: String,
     /// Only templates of this event type
@@ -106,7 +107,9 @@ pub struct List {
 /// The options of `create` and `update`. A part is TEXT, @FILE, or - for stdin.
 #[derive(Debug, Args)]
 pub struct Description {
+    /// Id of the template
     id: String,
+    /// Tenant of the template
     #[arg(long, default_value = "default")]
     tenant: String,
     /// Event type for which the template is used
@@ -159,14 +162,15 @@ pub struct Description {
     /// Treatment of placeholders without a value: empty, keep or refuse [default: the value of the content settings]
     #[arg(long)]
     missing: Option<String>,
-    /// Format of dates without a format of their own, as a strftime pattern [default: the value of the content settings]
+    /// Format of dates without a format of their own, as a strftime pattern [default: the value of the content
+    /// settings]
     #[arg(long, value_name = "FORMAT")]
     date_format: Option<String>,
     /// Time zone in which the template writes times [default: the value of the content settings]
     #[arg(long, value_name = "ZONE")]
     time_zone: Option<String>,
-    /// Remove a part: to, subject, text, html, data, layout, throttle or digest; or use the content settings for missing,
-    /// date_format or time_zone; repeatable
+    /// Remove a part: to, subject, text, html, data, layout, throttle or digest; or use the content settings for
+    /// missing, date_format or time_zone; repeatable
     #[arg(long, value_name = "PART")]
     without: Vec<String>,
     /// Start from the parts of this version [default: the current version]

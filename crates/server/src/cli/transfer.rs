@@ -154,8 +154,8 @@ impl Source {
         let mut lines = self.lines(columns)?;
         loop {
             let next = lines.next().map(|(line, record)| (line, record.and_then(typed::<T>)));
-            // Write the batch before a refused line, so that results are printed in file order, and before a line whose key is
-            // in the batch.
+            // Write the batch before a refused line, so that results are printed in file order, and before a line whose
+            // key is in the batch.
             let waits = match &next {
                 Some((_, Ok(one))) => keys.contains(&key(one)),
                 None | Some((_, Err(_))) => true,

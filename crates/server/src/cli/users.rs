@@ -52,8 +52,8 @@ pub struct Description {
     /// Additional fields that templates read as user.data, as JSON; @FILE reads a file, - reads stdin
     #[arg(long)]
     data: Option<String>,
-    /// Address: email:a@b.c, phone:+49…, slack:https://…, teams:https://… or webhook:https://…; repeatable; replaces all
-    /// addresses. The first address of a kind is used
+    /// Address: email:a@b.c, phone:+49…, slack:https://…, teams:https://… or webhook:https://…; repeatable; replaces
+    /// all addresses. The first address of a kind is used
     #[arg(long = "address", value_name = "KIND:ADDRESS")]
     addresses: Vec<String>,
     /// Remove all addresses

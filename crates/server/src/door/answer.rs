@@ -54,8 +54,8 @@ impl<S> Serves for S where
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestId(pub String);
 
-/// Whether the client still waits for the answer. It is an extension of every request. A handler is never cancelled, but
-/// it may skip work that it has not begun.
+/// Whether the client still waits for the answer. It is an extension of every request. A handler is never cancelled,
+/// but it may skip work that it has not begun.
 #[derive(Debug, Clone)]
 pub struct Waits(Weak<()>);
 

@@ -66,8 +66,8 @@ impl Body {
         Poll::Ready(Some(Ok(frame)))
     }
 
-    /// The time for which the body may have kept the server waiting so far. It is the grace period plus the time that the
-    /// received bytes take at the lowest allowed speed, and never more than the deadline.
+    /// The time for which the body may have kept the server waiting so far. It is the grace period plus the time that
+    /// the received bytes take at the lowest allowed speed, and never more than the deadline.
     fn budget(&self) -> Duration {
         let settings = &self.settings;
         let earned = self.read.saturating_mul(1000) / settings.body_bytes_per_s;

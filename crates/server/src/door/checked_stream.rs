@@ -69,7 +69,8 @@ enum ReadState {
     Head,
     /// A request: the number of bytes of its head that are not yet passed to hyper, and the framing of the body.
     Request(usize, Framing),
-    /// A refused request: the number of bytes of [`STAND_IN`] that are not yet passed to hyper. Nothing is read after them.
+    /// A refused request: the number of bytes of [`STAND_IN`] that are not yet passed to hyper. Nothing is read after
+    /// them.
     Refused(usize),
 }
 

@@ -18,9 +18,9 @@ pub struct Client {
 }
 
 impl Client {
-    /// Finds the client. `peer` is the address at the other end of the connection. Behind trusted proxies, the client is the rightmost
-    /// entry of `X-Forwarded-For` that is not a trusted proxy. Entries to its left cannot be believed, because the
-    /// client may have written them.
+    /// Finds the client. `peer` is the address at the other end of the connection. Behind trusted proxies, the client
+    /// is the rightmost entry of `X-Forwarded-For` that is not a trusted proxy. Entries to its left cannot be believed,
+    /// because the client may have written them.
     pub fn of(peer: IpAddr, by_tls: bool, headers: &HeaderMap, trusted: &[IpNet]) -> Self {
         if !is_trusted(peer, trusted) {
             return Self { address: peer, secure: by_tls };

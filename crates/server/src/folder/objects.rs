@@ -37,8 +37,8 @@ pub struct Template {
     pub html: Option<String>,
     pub data: Option<Value>,
     pub layout: Option<String>,
-    /// The treatment of placeholders without a value. This field, the date format and the time zone are omitted if they equal
-    /// the content settings.
+    /// The treatment of placeholders without a value. This field, the date format and the time zone are omitted if they
+    /// equal the content settings.
     pub missing: Option<String>,
     pub date_format: Option<String>,
     pub time_zone: Option<String>,

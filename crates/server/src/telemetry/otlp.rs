@@ -137,13 +137,14 @@ fn wait_before_repeat(answer: &HttpAnswer) -> Option<Duration> {
     (matches!(answer.status, 429 | 502..=504) && wait <= LONGEST_WAIT).then_some(wait)
 }
 
-/// The result of a batch: the number of spans by result, and the problem in words. The three counts add up to the batch.
+/// The result of a batch: the number of spans by result, and the problem in words. The three counts add up to the
+/// batch.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Judged {
     exported: u64,
     dropped: u64,
-    /// Spans whose result is unknown: the collector accepted the request, but its answer, which may reject spans, cannot be
-    /// read.
+    /// Spans whose result is unknown: the collector accepted the request, but its answer, which may reject spans,
+    /// cannot be read.
     unknown: u64,
     problem: Option<String>,
 }

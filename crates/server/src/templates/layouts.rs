@@ -44,8 +44,8 @@ impl Templates<'_> {
         self.store.layout(self.tenant, name).await?.ok_or_else(unknown)
     }
 
-    /// Creates a layout or a partial. If it has the name of a built-in layout, it replaces that layout, also in templates
-    /// that use it.
+    /// Creates a layout or a partial. If it has the name of a built-in layout, it replaces that layout, also in
+    /// templates that use it.
     pub async fn create_layout(
         &self,
         name: &str,
@@ -74,8 +74,8 @@ impl Templates<'_> {
         Err(overtaken("layout", name))
     }
 
-    /// Changes the source of a layout, and creates new versions of the templates that use it. With a revision, the change is
-    /// made only if the layout still has that revision.
+    /// Changes the source of a layout, and creates new versions of the templates that use it. With a revision, the
+    /// change is made only if the layout still has that revision.
     pub async fn update_layout(
         &self,
         name: &str,
@@ -140,8 +140,8 @@ impl Templates<'_> {
         Ok(LayoutUse { parts, made_from, ..LayoutUse::default() })
     }
 
-    /// Refuses a layout if a template that uses it could no longer be compiled, for example because the part with its layout
-    /// would exceed a limit.
+    /// Refuses a layout if a template that uses it could no longer be compiled, for example because the part with its
+    /// layout would exceed a limit.
     async fn check_users(&self, used: &LayoutUse) -> Result<(), EditError> {
         for id in &used.templates {
             let mut source = self.source(id, self.find(id).await?.version).await?;

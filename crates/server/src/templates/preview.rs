@@ -112,8 +112,8 @@ impl Templates<'_> {
         rendered.await.map_err(|e| stopped(&e))
     }
 
-    /// A sample unsubscribe link that has no effect. A preview needs only the scope `read`, so it must not return a signed
-    /// link.
+    /// A sample unsubscribe link that has no effect. A preview needs only the scope `read`, so it must not return a
+    /// signed link.
     async fn sample_link(&self, event_type: &str, public_url: &str) -> Result<Result<String, &'static str>, EditError> {
         let declared = self.store.event_type(self.tenant, event_type).await?;
         Ok(match declared.is_some_and(|declared| declared.event_type.mandatory) {

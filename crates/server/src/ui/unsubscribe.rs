@@ -29,7 +29,8 @@ pub async fn unsubscribe_page(
     Ok(html::page(StatusCode::OK, TITLE, &form))
 }
 
-/// Unsubscribes. The body is not read: a mail program sends `List-Unsubscribe=One-Click`, and the page's form sends none.
+/// Unsubscribes. The body is not read: a mail program sends `List-Unsubscribe=One-Click`, and the page's form sends
+/// none.
 pub async fn unsubscribe(
     State(app): State<AppState>,
     client: Option<Extension<Client>>,

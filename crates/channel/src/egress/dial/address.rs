@@ -83,7 +83,8 @@ impl Filter {
         Self { allow: allow.to_vec() }
     }
 
-    /// The reason why connections to `ip` are forbidden. A range in `allow` takes precedence over every forbidden range.
+    /// The reason why connections to `ip` are forbidden. A range in `allow` takes precedence over every forbidden
+    /// range.
     pub(super) fn blocked(&self, ip: IpAddr) -> Option<&'static str> {
         let ip = ip.to_canonical();
         let opened = self.allow.iter().any(|net| net.contains(&ip));

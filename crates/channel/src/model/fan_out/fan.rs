@@ -93,8 +93,8 @@ impl<'a> Fan<'a> {
         }
     }
 
-    /// Adds the targets of a notification that names no recipient: each template renders its own address. A template that
-    /// renders no address, or fails, does not affect the others.
+    /// Adds the targets of a notification that names no recipient: each template renders its own address. A template
+    /// that renders no address, or fails, does not affect the others.
     pub(super) fn reach_own(&mut self, own: Vec<OwnAddress>) -> Result<(), Expansion> {
         let mut without = Vec::new();
         for (entry, given) in own {
@@ -349,8 +349,8 @@ impl<'a> Fan<'a> {
         Uuid::from_slice(hash.get(..16)?).ok()
     }
 
-    /// The throttle and the digest of the template that apply to a target. `None` for a resend, because an operator asked
-    /// for it, and for a digest, because a digest is not collected again.
+    /// The throttle and the digest of the template that apply to a target. `None` for a resend, because an operator
+    /// asked for it, and for a digest, because a digest is not collected again.
     fn pacing(&self, entry: &TemplateEntry, facts: &Facts) -> Option<Pacing> {
         if (entry.throttle.is_none() && entry.digest.is_none()) || self.note.is_resend() {
             return None;

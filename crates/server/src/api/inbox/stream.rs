@@ -1,8 +1,8 @@
 //! The live stream of an inbox: server-sent events, resumed by `Last-Event-ID`.
 //!
 //! `message`: a message arrived. `mark`: a message was marked as read or archived, or the mark was removed.
-//! `unread-count`: the number of unread messages. It ends every group of events and is the only event with an `id`, so a
-//! client that is disconnected within a group gets the whole group again. `reload`: too many changes, read the list
+//! `unread-count`: the number of unread messages. It ends every group of events and is the only event with an `id`, so
+//! a client that is disconnected within a group gets the whole group again. `reload`: too many changes, read the list
 //! again. `refused`: the client may no longer read the inbox; it is the last event.
 
 use std::pin::Pin;
@@ -170,8 +170,8 @@ impl InboxStream {
         }
     }
 
-    /// Waits for the next change. Sends heartbeats, and checks at each heartbeat that the client may still read the inbox.
-    /// Returns false when the stream is over.
+    /// Waits for the next change. Sends heartbeats, and checks at each heartbeat that the client may still read the
+    /// inbox. Returns false when the stream is over.
     async fn wait(&mut self, position: i64) -> bool {
         loop {
             let is_over = tokio::select! {
@@ -193,8 +193,8 @@ impl InboxStream {
         }
     }
 
-    /// Sends frames to the client. Returns false if the client has left, or has read nothing for one heartbeat period. A slow
-    /// client is disconnected, because its permission may end before it reads the data.
+    /// Sends frames to the client. Returns false if the client has left, or has read nothing for one heartbeat period.
+    /// A slow client is disconnected, because its permission may end before it reads the data.
     async fn tell(&mut self, frames: Bytes) -> bool {
         let patience = self.heartbeat.period();
         tokio::select! {

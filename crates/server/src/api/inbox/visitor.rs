@@ -42,8 +42,8 @@ impl Visitor {
         self.store.inbox_unread(self.tenant, &self.user).await
     }
 
-    /// Refuses a reader that may no longer read the inbox: the token or key expired or was revoked, the session is over, or
-    /// the tenant is suspended.
+    /// Refuses a reader that may no longer read the inbox: the token or key expired or was revoked, the session is
+    /// over, or the tenant is suspended.
     pub(super) async fn may_stay(&self, app: &AppState) -> Result<(), Problem> {
         match &self.pass {
             // The token is revealed here to verify it.
@@ -94,8 +94,8 @@ fn noted(refusal: Problem) -> Problem {
     refusal
 }
 
-/// The user of a token, unless the tenant is suspended. Invalid tokens are counted like invalid keys. An expired token is
-/// not counted.
+/// The user of a token, unless the tenant is suspended. Invalid tokens are counted like invalid keys. An expired token
+/// is not counted.
 async fn admitted(app: &AppState, token: &str, from: Option<IpAddr>) -> Result<Bearer, Problem> {
     let guessed = || app.auth.failed(from, refused(TokenError::Bad));
     let bearer = user_token::verify(&app.store, token).await.map_err(|error| match error {

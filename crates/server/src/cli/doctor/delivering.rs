@@ -5,8 +5,8 @@ use postcommit_engine::store::Attendance;
 
 use super::{CheckResult, finding};
 
-/// The age in seconds from which a heartbeat is late. A dispatcher writes a heartbeat every 15 seconds; after two missed
-/// heartbeats it may have ended.
+/// The age in seconds from which a heartbeat is late. A dispatcher writes a heartbeat every 15 seconds; after two
+/// missed heartbeats it may have ended.
 const HEARTBEAT_LATE_S: u64 = 35;
 /// The interval in seconds below which passes are never late.
 const PASSES_S: u64 = 120;
@@ -47,7 +47,8 @@ pub fn judge(there: &Attendance, now: Timestamp) -> CheckResult {
     }
 }
 
-/// The finding if dispatchers have a current heartbeat. The heartbeat of a killed dispatcher stays current for a minute.
+/// The finding if dispatchers have a current heartbeat. The heartbeat of a killed dispatcher stays current for a
+/// minute.
 fn running(there: &Attendance, [latest, oldest]: [u64; 2], waiting: &str) -> CheckResult {
     let workers = there.workers;
     let beats = match workers {

@@ -17,7 +17,8 @@ pub struct Test {
     /// Tenant of the provider
     #[arg(long, default_value = "default")]
     tenant: String,
-    /// Address of the receiver, in the form that the provider expects, e.g. +491701234567 for SMS or a URL for a webhook
+    /// Address of the receiver, in the form that the provider expects, e.g. +491701234567 for SMS or a URL for a
+    /// webhook
     #[arg(long)]
     address: String,
     /// Text of the message, at most 1000 bytes
