@@ -13,7 +13,9 @@ pub enum Error {
         problem: String,
     },
     /// The key was already used with other content. Over HTTP this is always an error, in SQL only with `strict`.
-    #[error("idempotency_key: {key:?} was used with other content by notification {first}; nothing was enqueued; use another key")]
+    #[error(
+        "idempotency_key: {key:?} was used with other content by notification {first}; nothing was enqueued; use another key"
+    )]
     Conflict {
         /// The key that both notifications have.
         key: String,

@@ -254,7 +254,11 @@ impl Caller {
                 let found = app.store.tenant(name).await?;
                 found.map(|id| (id, name.to_owned())).ok_or_else(|| Problem::invalid("tenant", no_tenant(name)))
             }
-            Some(_) => Err(Problem::new(ProblemKind::Forbidden, "the key belongs to another tenant; use a key of this tenant, or one with the scope ops").about("tenant")),
+            Some(_) => Err(Problem::new(
+                ProblemKind::Forbidden,
+                "the key belongs to another tenant; use a key of this tenant, or one with the scope ops",
+            )
+            .about("tenant")),
         }
     }
 
@@ -309,7 +313,11 @@ impl Caller {
             .map(|(_, value)| value.into_owned());
         let Some(named) = named else { return Ok(()) };
         if named != self.tenant_name && !self.scopes.allows(Scope::Ops) {
-            return Err(Problem::new(ProblemKind::Forbidden, "the key belongs to another tenant; use a key of this tenant, or one with the scope ops").about("tenant"));
+            return Err(Problem::new(
+                ProblemKind::Forbidden,
+                "the key belongs to another tenant; use a key of this tenant, or one with the scope ops",
+            )
+            .about("tenant"));
         }
         let found = if named == self.tenant_name { Some(self.tenant) } else { app.store.tenant(&named).await? };
         let found = found.ok_or_else(|| Problem::new(ProblemKind::NotFound, no_tenant(&named)).about("tenant"))?;

@@ -288,7 +288,9 @@ async fn acting(settings: &Settings) -> Result<Store, Failure> {
 
 /// The id of the tenant with this name. The tenant must exist.
 async fn known_tenant(store: &Store, name: &str) -> Result<i32, Failure> {
-    store.tenant(name).await?.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no tenant {name:?}; `postcommit tenants list` lists them")))
+    store.tenant(name).await?.ok_or_else(|| {
+        Failure::new(Exit::NotFound, format!("there is no tenant {name:?}; `postcommit tenants list` lists them"))
+    })
 }
 
 /// Selects a page of a list that is ordered by tenant and name.

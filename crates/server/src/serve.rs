@@ -1,4 +1,4 @@
-//! `postcommit serve`: runs the API, the dispatcher, or both.
+//! The command `postcommit serve`: runs the API, the dispatcher, or both.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -60,9 +60,7 @@ fn refused(problem: &template::Problem, source: &Source) -> EditError {
 }
 
 fn too_many(most: usize, what: &str) -> EditError {
-    EditError::Conflict(format!(
-        "the tenant has {most} {what}, which is the limit; delete one that is not needed"
-    ))
+    EditError::Conflict(format!("the tenant has {most} {what}, which is the limit; delete one that is not needed"))
 }
 
 fn overtaken(what: &'static str, name: &str) -> EditError {
@@ -145,7 +143,9 @@ impl Templates<'_> {
     pub async fn create(&self, id: &str, change: &Change) -> Result<Saved, EditError> {
         short_name("id", id).map_err(EditError::Refused)?;
         if change.from_version.is_some() {
-            return Err(EditError::Refused("from_version: is not allowed, because a new template has no earlier version; omit it".into()));
+            return Err(EditError::Refused(
+                "from_version: is not allowed, because a new template has no earlier version; omit it".into(),
+            ));
         }
         let once_per = "notification".to_owned();
         let new = TemplateDraft { id: id.to_owned(), active: true, once_per, ..TemplateDraft::default() };
@@ -325,7 +325,9 @@ impl Common {
             ..Source::default()
         };
         if let (None, None, None, None) = (&source.subject, &source.text, &source.html, &source.data) {
-            return Err(EditError::Refused("text: is missing; a template needs at least one of subject, text, html and data".into()));
+            return Err(EditError::Refused(
+                "text: is missing; a template needs at least one of subject, text, html and data".into(),
+            ));
         }
         let made_from = parts::copy_into(&mut source, &self.layouts, settings)?;
         Ok((source, made_from))

@@ -189,7 +189,9 @@ fn parse_headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, String> 
     let mut headers = HeaderMap::new();
     for (name, value) in given {
         let parsed = HeaderName::try_from(name.as_str()).ok().zip(HeaderValue::try_from(value.as_str()).ok());
-        let (header, value) = parsed.ok_or_else(|| format!("settings.headers.{name}: is not a valid HTTP header; check its name and its value"))?;
+        let (header, value) = parsed.ok_or_else(|| {
+            format!("settings.headers.{name}: is not a valid HTTP header; check its name and its value")
+        })?;
         if header.as_str().starts_with("webhook-") || RESERVED.contains(&header.as_str()) {
             return Err(format!("settings.headers.{name}: is set by postcommit; remove it from the settings"));
         }

@@ -144,7 +144,10 @@ impl Routes<'_> {
 #[must_use]
 pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
     let Some(entries) = note.recipients.as_array() else {
-        return park("bad_recipient", "the recipients of the notification are not a JSON array; enqueue it again with an array");
+        return park(
+            "bad_recipient",
+            "the recipients of the notification are not a JSON array; enqueue it again with an array",
+        );
     };
     if entries.is_empty() {
         return park("no_recipient", "the notification names no recipient; enqueue it again with a recipient");
@@ -376,9 +379,7 @@ fn unknown_channel(channel: &str, routes: Routes<'_>) -> Fate {
     let known = routes.channels().join(", ");
     parked(
         "unknown_channel",
-        format!(
-            "channel {channel:?} does not exist; allowed are {known}; create a provider for it, then retry"
-        ),
+        format!("channel {channel:?} does not exist; allowed are {known}; create a provider for it, then retry"),
     )
 }
 

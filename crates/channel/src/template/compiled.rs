@@ -78,7 +78,10 @@ impl Compiled {
             let thread = std::thread::Builder::new().name("template".to_owned()).stack_size(STACK_BYTES);
             let thread = thread.spawn_scoped(scope, compile);
             let thread = thread.map_err(|problem| {
-                Problem::of_part("template", format!("no thread could be started to compile the template: {problem}; try again"))
+                Problem::of_part(
+                    "template",
+                    format!("no thread could be started to compile the template: {problem}; try again"),
+                )
             })?;
             let crashed = |_| Err(Problem::of_part("template", "the engine failed on this template; report it"));
             thread.join().unwrap_or_else(crashed)
@@ -278,7 +281,12 @@ impl<'a> Draft<'a> {
                 let code = self.translator.in_layout(layout, html)?;
                 Some(Part { name: "html".to_owned(), key: "html".to_owned(), code, form: Form::Html })
             }
-            (Some(_), None) => return Err(Problem::of_part("layout", "a layout is set, but the template has no part html; add html or remove the layout")),
+            (Some(_), None) => {
+                return Err(Problem::of_part(
+                    "layout",
+                    "a layout is set, but the template has no part html; add html or remove the layout",
+                ));
+            }
             (None, html) => self.part("html", html, Form::Html)?,
         };
         let data = source.data.as_ref().map(|data| self.data(data)).transpose()?;
@@ -458,7 +466,8 @@ fn rendered_data(
     if json.len() > limits::DATA_BYTES {
         return Err(too_long());
     }
-    RawValue::from_string(json).map_err(|_| Failure::Failed(Problem::of_part("data", "the rendered data is not valid JSON; report it")))
+    RawValue::from_string(json)
+        .map_err(|_| Failure::Failed(Problem::of_part("data", "the rendered data is not valid JSON; report it")))
 }
 
 /// Joins a subject into one line, because a line break in a mail header would begin another header.

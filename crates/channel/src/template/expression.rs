@@ -147,7 +147,7 @@ impl<'s> Checker<'_, 's, '_> {
             return Err(Fault::new(self.end, "a value is missing"));
         }
         if self.levels.len() > 1 {
-            return Err(Fault::new(self.end, "a parenthesis is not closed"));
+            return Err(Fault::new(self.end, "a parenthesis is not closed; add `)`"));
         }
         self.end_expression();
         Ok(())
@@ -175,7 +175,10 @@ impl<'s> Checker<'_, 's, '_> {
 
     fn open(&mut self, kept: Kept, at: usize) -> Result<(), Fault> {
         if self.levels.len() > limits::DEPTH {
-            return Err(Fault::new(at, format!("parentheses are nested more than {} levels deep", limits::DEPTH)));
+            return Err(Fault::new(
+                at,
+                format!("parentheses are nested more than {0} levels deep; at most {0} are allowed", limits::DEPTH),
+            ));
         }
         self.levels.push(Level::new(kept));
         self.push("(");
@@ -201,7 +204,9 @@ impl<'s> Checker<'_, 's, '_> {
         let begins = token.text == "if";
         match self.levels.last_mut() {
             Some(level) if level.deciding != begins => level.deciding = begins,
-            _ if begins => return Err(Fault::new(token.at, "a second `if` needs parentheses: a if x else (b if y else c)")),
+            _ if begins => {
+                return Err(Fault::new(token.at, "a second `if` needs parentheses: a if x else (b if y else c)"));
+            }
             _ => return Err(Fault::new(token.at, "`else` has no `if` before it")),
         }
         self.out.code.push_str(&format!(" {} ", token.text));
@@ -240,7 +245,7 @@ impl<'s> Checker<'_, 's, '_> {
             match self.take() {
                 Some(token) if matches!(token.kind, Kind::Text | Kind::Number) => self.push(token.text),
                 Some(token) => return Err(Fault::new(token.at, "a list may contain only texts in quotes and numbers")),
-                None => return Err(Fault::new(self.end, "the list is not closed")),
+                None => return Err(Fault::new(self.end, "the list is not closed; add `]`")),
             }
             if !self.next_is("]") && !self.skip(",") {
                 return Err(Fault::new(self.end, "the list is not closed, or a comma is missing in it"));
@@ -281,7 +286,12 @@ impl<'s> Checker<'_, 's, '_> {
                 self.push(",");
             }
             "(" => return Err(Fault::new(token.at, "templates have no functions; use a filter: {{ name|upper }}")),
-            text => return Err(Fault::new(token.at, format!("`{text}` is not expected here"))),
+            text => {
+                return Err(Fault::new(
+                    token.at,
+                    format!("`{text}` is not expected here; remove it, or put an operator before it"),
+                ));
+            }
         }
         Ok(true)
     }
@@ -375,7 +385,10 @@ impl<'s> Checker<'_, 's, '_> {
         let flat = format!("{head}{rest}");
         if flat.is_empty() || flat.len() > limits::NAME_BYTES {
             let limit = limits::NAME_BYTES;
-            return Err(Fault::new(first.at, format!("the name is empty or too long; 1 to {limit} letters and digits are allowed")));
+            return Err(Fault::new(
+                first.at,
+                format!("the name is empty or too long; 1 to {limit} letters and digits are allowed"),
+            ));
         }
         let slot = match self.names.variable(&head) {
             Some(variable) => {

@@ -38,7 +38,12 @@ const FILTERS: [(&str, usize, usize, Filter); 25] = [
     ("trim", 0, 0, |_, it, _| Ok(text(it)?.trim().into())),
     ("truncate", 1, 1, truncate),
     ("upper", 0, 0, |_, it, _| Ok(text(it)?.to_uppercase().into())),
-    ("urlencode", 0, 0, |_, it, _| Ok(encoded(&values::plain(it).ok_or("the value is not a text or a number")?).into())),
+    (
+        "urlencode",
+        0,
+        0,
+        |_, it, _| Ok(encoded(&values::plain(it).ok_or("the value is not a text or a number")?).into()),
+    ),
     ("within", 1, 1, |_, it, of| contains(it, &of[0]).map(Value::from)),
     ("outside", 1, 1, |_, it, of| contains(it, &of[0]).map(|yes| Value::from(!yes))),
     ("link", 0, 0, |_, it, _| Ok(if is_link(it) { it.clone() } else { Value::UNDEFINED })),
@@ -223,7 +228,11 @@ fn each(state: &State<'_, '_>, it: Value, tag: usize) -> Result<Value, Error> {
             run.miss(Miss { tag, link: false });
             return Ok(Vec::<Value>::new().into());
         }
-        if it.kind() == ValueKind::Seq { Ok(it) } else { Err(failure("the value of the tag `for` is not a list; use a list")) }
+        if it.kind() == ValueKind::Seq {
+            Ok(it)
+        } else {
+            Err(failure("the value of the tag `for` is not a list; use a list"))
+        }
     })
 }
 
@@ -259,7 +268,10 @@ fn number(run: &Run, it: &Value, arguments: &[Value]) -> Result<Value, String> {
 }
 
 fn places(argument: &Value) -> Result<u32, String> {
-    let places = argument.as_usize().filter(|places| *places <= 10).ok_or("the number of decimals is not allowed; use 0 to 10")?;
+    let places = argument
+        .as_usize()
+        .filter(|places| *places <= 10)
+        .ok_or("the number of decimals is not allowed; use 0 to 10")?;
     Ok(places as u32)
 }
 
@@ -312,7 +324,10 @@ fn json(run: &Run, it: &Value, _: &[Value]) -> Result<Value, String> {
 }
 
 fn truncate(_: &Run, it: &Value, arguments: &[Value]) -> Result<Value, String> {
-    let length = arguments[0].as_usize().filter(|length| *length > 0).ok_or("the length must be a whole number of at least 1")?;
+    let length = arguments[0]
+        .as_usize()
+        .filter(|length| *length > 0)
+        .ok_or("the length must be a whole number of at least 1")?;
     let text = text(it)?;
     if text.chars().count() <= length {
         return Ok(text.into());

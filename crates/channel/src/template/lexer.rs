@@ -164,7 +164,10 @@ fn tokens<'s>(source: &'s str, from: usize, close: &str, open: usize) -> Result<
         }
         if all.len() == limits::TOKENS {
             let limit = limits::TOKENS;
-            return Err(Fault::new(open, format!("the tag has more than {limit} names, values and signs; at most {limit} are allowed")));
+            return Err(Fault::new(
+                open,
+                format!("the tag has more than {limit} names, values and signs; at most {limit} are allowed"),
+            ));
         }
         let token = token(rest, at, all.last().is_some_and(|last| last.is(".")))?;
         at += token.text.len();
@@ -175,7 +178,10 @@ fn tokens<'s>(source: &'s str, from: usize, close: &str, open: usize) -> Result<
 fn token(rest: &str, at: usize, after_dot: bool) -> Result<Token<'_>, Fault> {
     let first = rest.chars().next().unwrap_or_default();
     let (kind, length) = match first {
-        '"' | '\'' => (Kind::Text, text_length(rest, first).ok_or_else(|| Fault::new(at, "the text has no closing quote"))?),
+        '"' | '\'' => (
+            Kind::Text,
+            text_length(rest, first).ok_or_else(|| Fault::new(at, "the text has no closing quote; add it"))?,
+        ),
         '0'..='9' => (Kind::Number, number_length(rest, after_dot)),
         '-' if rest[1..].starts_with(|c: char| c.is_ascii_digit()) => {
             (Kind::Number, 1 + number_length(&rest[1..], false))

@@ -136,7 +136,8 @@ pub(super) fn grouped(number: Decimal, language: Option<&str>) -> Result<String,
     let english = || DecimalFormatter::try_new(DecimalFormatterPreferences::default(), Default::default());
     let formatter = DecimalFormatter::try_new((&locale).into(), Default::default()).or_else(|_| english());
     let formatter = formatter.map_err(|problem| problem.to_string())?;
-    let written: Written = number.to_string().parse().map_err(|_| "the number has too many digits; use a smaller number".to_owned())?;
+    let written: Written =
+        number.to_string().parse().map_err(|_| "the number has too many digits; use a smaller number".to_owned())?;
     Ok(formatter.format(&written).to_string())
 }
 

@@ -76,7 +76,12 @@ impl Run {
     ) -> Result<T, minijinja::Error> {
         let run = state.lookup(RUN);
         let run = run.as_ref().and_then(Value::downcast_object_ref::<Self>);
-        with(run.ok_or_else(|| minijinja::Error::new(ErrorKind::InvalidOperation, "internal error: a filter was called outside of a rendering; report it"))?)
+        with(run.ok_or_else(|| {
+            minijinja::Error::new(
+                ErrorKind::InvalidOperation,
+                "internal error: a filter was called outside of a rendering; report it",
+            )
+        })?)
     }
 
     /// The source of a tag, as it is written in the template.
@@ -211,7 +216,8 @@ pub(super) fn render(
             _ => failed(&problem),
         });
     }
-    let text = String::from_utf8(output.bytes).map_err(|_| Stop::Failed(None, "the rendered output is not valid UTF-8; report it".to_owned()))?;
+    let text = String::from_utf8(output.bytes)
+        .map_err(|_| Stop::Failed(None, "the rendered output is not valid UTF-8; report it".to_owned()))?;
     let misses = std::mem::take(&mut *run.misses.lock().unwrap_or_else(PoisonError::into_inner));
     Ok((text, misses))
 }

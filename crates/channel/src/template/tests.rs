@@ -333,8 +333,16 @@ fn layouts_partials_and_brand() {
     };
     for (parts, html, message) in [
         (&[][..], "", "layout: there is no layout \"frame\"; create it first"),
-        (&[("frame", "x")], "", "layout frame: the layout has no {{ content }}; add it where the template is to be inserted"),
-        (&[("frame", "{{ content }}")], "\n{% include 'x' %}", "html, line 2, column 1: there is no partial \"x\"; create it first"),
+        (
+            &[("frame", "x")],
+            "",
+            "layout frame: the layout has no {{ content }}; add it where the template is to be inserted",
+        ),
+        (
+            &[("frame", "{{ content }}")],
+            "\n{% include 'x' %}",
+            "html, line 2, column 1: there is no partial \"x\"; create it first",
+        ),
         (
             &[("frame", "{{ content }}"), ("a", "{% include 'a' %}")],
             "{% include 'a' %}",
@@ -473,7 +481,10 @@ fn a_mistake_is_told_with_its_place() {
     }
     for (template, message) in [
         ("x\n{{ checkinDate|date('%Ö') }}", "text, line 2, column 1: filter date: "),
-        ("{{ guestName|number }}", "text, line 1, column 1: filter number: the value is not a number of at most 30 digits"),
+        (
+            "{{ guestName|number }}",
+            "text, line 1, column 1: filter number: the value is not a number of at most 30 digits",
+        ),
         (
             "{% if bookingId > guestName %}{% endif %}",
             "a number can be compared only with a number, and a text only with a text",

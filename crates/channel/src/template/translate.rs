@@ -123,7 +123,10 @@ impl<'a> Translator<'a> {
         let name = format!("layout {layout}");
         self.text(&name, text)?;
         if self.content.take().is_some() {
-            return Err(Problem::of_part(name, "the layout has no {{ content }}; add it where the template is to be inserted"));
+            return Err(Problem::of_part(
+                name,
+                "the layout has no {{ content }}; add it where the template is to be inserted",
+            ));
         }
         Ok(std::mem::take(&mut self.code))
     }
@@ -171,7 +174,9 @@ impl<'a> Translator<'a> {
         let too_long = self.code.text.len() > limits::EXPANDED_BYTES;
         if too_long || self.tags.len() > limits::TAGS {
             let (bytes, tags) = (limits::EXPANDED_BYTES, limits::TAGS);
-            let message = format!("the part is too large; with its layout and partials, at most {bytes} bytes and {tags} tags are allowed");
+            let message = format!(
+                "the part is too large; with its layout and partials, at most {bytes} bytes and {tags} tags are allowed"
+            );
             return Err(Problem::of_part(it.part, message));
         }
         Ok(())
@@ -257,7 +262,7 @@ impl<'a> Translator<'a> {
 
     fn statement(&mut self, it: &Text<'_>, tag: &Tag<'_>, outside: usize) -> Result<(), Problem> {
         let Some((word, rest)) = tag.tokens.split_first() else {
-            return Err(it.problem_at(tag.at, "the tag is empty"));
+            return Err(it.problem_at(tag.at, "the tag is empty; write a name or a keyword in it"));
         };
         let end = tag.at + tag.source.len() - 2;
         match word.text {
@@ -337,7 +342,10 @@ impl<'a> Translator<'a> {
 
     fn check_depth(&self, it: &Text<'_>, tag: &Tag<'_>) -> Result<(), Problem> {
         if self.open.len() + self.inside.len() >= limits::DEPTH {
-            let message = format!("`if`, `for` and `include` are nested more than {0} levels deep; at most {0} are allowed", limits::DEPTH);
+            let message = format!(
+                "`if`, `for` and `include` are nested more than {0} levels deep; at most {0} are allowed",
+                limits::DEPTH
+            );
             return Err(it.problem_at(tag.at, message));
         }
         Ok(())
@@ -369,7 +377,10 @@ impl<'a> Translator<'a> {
 
     fn include(&mut self, it: &Text<'_>, tag: &Tag<'_>, rest: &[Token<'_>]) -> Result<(), Problem> {
         let [Token { kind: Kind::Text, text: name, .. }] = rest else {
-            return Err(it.problem_at(tag.at, "`include` needs the name of one partial in quotes, such as {% include \"footer\" %}"));
+            return Err(it.problem_at(
+                tag.at,
+                "`include` needs the name of one partial in quotes, such as {% include \"footer\" %}",
+            ));
         };
         let name = &name[1..name.len() - 1];
         let Some(text) = self.source.parts.get(name) else {
@@ -391,7 +402,8 @@ fn unsafe_place(before: &str, has_scripts: bool) -> Option<&'static str> {
     if before.trim_end().ends_with('=') && before.rfind('<') > before.rfind('>') {
         return Some("the value of an attribute is not in quotes; put it in quotes");
     }
-    (has_scripts && last(before, "<script") > last(before, "</script")).then_some("a placeholder is not allowed inside a script")
+    (has_scripts && last(before, "<script") > last(before, "</script"))
+        .then_some("a placeholder is not allowed inside a script")
 }
 
 /// The byte offset of the last occurrence of a word. Upper and lower case are the same.

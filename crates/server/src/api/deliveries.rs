@@ -272,7 +272,9 @@ async fn act_on_many(app: &AppState, caller: &Caller, many: ActRequest, act: Act
         return Err(Problem::invalid("pace_per_s", format!("is {pace}; 1 to {PACE_MOST} are allowed")));
     }
     match (many.ids, many.filter) {
-        (Some(_), None) if many.dry_run => Err(Problem::invalid("dry_run", "is only allowed together with filter; omit it")),
+        (Some(_), None) if many.dry_run => {
+            Err(Problem::invalid("dry_run", "is only allowed together with filter; omit it"))
+        }
         (Some(ids), None) => {
             let results = act_on_ids(&store, caller, &ids, act, many.unclear).await?;
             Ok(Json(ActAnswer::Results(results)).into_response())

@@ -25,7 +25,7 @@ pub struct KpiQuery {
     /// name of its tenant.
     #[param(inline)]
     by: Option<KpiGrouping>,
-    /// Delivered, captured and failed are counted over this many seconds before now. Default: the setting
+    /// The interval of the delivered, captured and failed deliveries: this many seconds before now. Default: the setting
     /// `kpi.interval_s`.
     #[param(minimum = 60, maximum = 172_800)]
     interval_s: Option<u64>,

@@ -465,7 +465,10 @@ pub struct PreviewRequest {
 impl PreviewRequest {
     fn check(&self) -> Result<(), Problem> {
         if self.payload.is_some() && self.notification_id.is_some() {
-            return Err(Problem::invalid("payload", "is not allowed together with `notification_id`; give only one of them"));
+            return Err(Problem::invalid(
+                "payload",
+                "is not allowed together with `notification_id`; give only one of them",
+            ));
         }
         for (field, value, most) in [("language", &self.language, 35), ("time_zone", &self.time_zone, 63)] {
             let count = value.as_ref().map_or(0, |text| text.chars().count());

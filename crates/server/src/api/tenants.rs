@@ -132,7 +132,8 @@ impl From<TenantError> for Problem {
         match error {
             TenantError::Refused(problem) => Self::of_field(&problem),
             TenantError::Taken(name) => {
-                Self::new(ProblemKind::StateConflict, format!("tenant {name:?} already exists; choose another name")).about("name")
+                Self::new(ProblemKind::StateConflict, format!("tenant {name:?} already exists; choose another name"))
+                    .about("name")
             }
             TenantError::Database(problem) => problem.into(),
         }

@@ -55,7 +55,9 @@ pub async fn create_unsubscribe_link(
         (Some(user), None) => Who::User(user),
         (None, Some(address)) => Who::Address(address),
         (None, None) => return Err(Problem::invalid("user", "is missing; either user or address is needed")),
-        (Some(_), Some(_)) => return Err(Problem::invalid("address", "is given together with user; give only one of them")),
+        (Some(_), Some(_)) => {
+            return Err(Problem::invalid("address", "is given together with user; give only one of them"));
+        }
     };
     let event_type = new.event_type.unwrap_or_else(|| ANY.to_owned());
     let link = Unsubscribe { tenant: caller.tenant(), who, event_type, channel: new.channel };

@@ -1,4 +1,4 @@
-//! `postcommit apply`: changes the configuration of a tenant so that it matches a folder of files.
+//! The command `postcommit apply`: changes the configuration of a tenant so that it matches a folder of files.
 
 use std::path::PathBuf;
 

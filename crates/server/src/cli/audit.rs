@@ -1,4 +1,4 @@
-//! `postcommit audit`.
+//! The command `postcommit audit`.
 
 use clap::Args;
 use postcommit::Timestamp;

@@ -1,4 +1,4 @@
-//! `postcommit config`.
+//! The command `postcommit config`.
 
 use clap::Subcommand;
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! `postcommit content`: the settings that all templates of a tenant share.
+//! The command `postcommit content`: the settings that all templates of a tenant share.
 
 use clap::{Args, Subcommand};
 use serde_json::Value;

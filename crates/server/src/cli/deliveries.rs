@@ -1,4 +1,4 @@
-//! `postcommit deliveries`.
+//! The command `postcommit deliveries`.
 
 mod act;
 mod cancel;

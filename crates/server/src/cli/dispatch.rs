@@ -1,4 +1,4 @@
-//! `postcommit dispatch`: sends due deliveries in one pass of limited duration, for cron or for operators.
+//! The command `postcommit dispatch`: sends due deliveries in one pass of limited duration, for cron or for operators.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -76,9 +76,7 @@ async fn why_nothing(store: &Store, id: Uuid) -> Result<String, Failure> {
     let state = store.notification_row(id).await?.map_or_else(|| "gone".into(), |row| row.state);
     let rows = store.delivery_rows(&DeliveryFilter::of_notification(id)).await?.rows;
     let waits = rows.into_iter().find_map(|row| row.waits_for).map(|what| {
-        format!(
-            " and waits for {what}. It is due now; a running server sends it as soon as this wait ends"
-        )
+        format!(" and waits for {what}. It is due now; a running server sends it as soon as this wait ends")
     });
     Ok(format!("the notification is {state}{}", waits.unwrap_or_default()))
 }

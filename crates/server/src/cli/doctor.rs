@@ -1,4 +1,4 @@
-//! `postcommit doctor`: checks the installation, and says what needs attention and how to fix it. It changes nothing.
+//! The command `postcommit doctor`: checks the installation, and says what needs attention and how to fix it. It changes nothing.
 
 mod access;
 mod channels;
@@ -60,7 +60,11 @@ async fn examine(settings: &Settings, findings: &mut Vec<CheckResult>) -> Result
              delivered; check database.url",
         )),
         Err(problem) => {
-            findings.push(finding("database", "problem", format!("the database cannot be written: {problem}; check its disk and the permissions of this login")));
+            findings.push(finding(
+                "database",
+                "problem",
+                format!("the database cannot be written: {problem}; check its disk and the permissions of this login"),
+            ));
         }
     }
     findings.extend(access::examine(&store).await?);

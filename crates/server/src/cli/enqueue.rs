@@ -1,4 +1,4 @@
-//! `postcommit enqueue`.
+//! The command `postcommit enqueue`.
 
 use std::collections::BTreeMap;
 use std::io::Read;

@@ -1,4 +1,4 @@
-//! `postcommit event-types`.
+//! The command `postcommit event-types`.
 
 use clap::{Args, Subcommand};
 use postcommit_channel::model::QuietRule;
@@ -56,7 +56,12 @@ impl EventTypes {
             }
             Self::Show(which) => {
                 let tenant = known_tenant(&store, &which.tenant).await?;
-                let unknown = || Failure::new(Exit::NotFound, format!("there is no event type {:?}; `postcommit event-types list` lists them", which.name));
+                let unknown = || {
+                    Failure::new(
+                        Exit::NotFound,
+                        format!("there is no event type {:?}; `postcommit event-types list` lists them", which.name),
+                    )
+                };
                 let found = store.event_type(tenant, &which.name).await?.ok_or_else(unknown)?;
                 output::one(format, &found, text);
                 Ok(Exit::Ok)

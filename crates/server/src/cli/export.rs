@@ -1,4 +1,4 @@
-//! `postcommit export`: writes the configuration of a tenant to a folder.
+//! The command `postcommit export`: writes the configuration of a tenant to a folder.
 
 use std::path::PathBuf;
 

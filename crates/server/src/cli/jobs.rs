@@ -1,4 +1,4 @@
-//! `postcommit jobs`: actions on many deliveries.
+//! The command `postcommit jobs`: actions on many deliveries.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -104,11 +104,13 @@ pub fn print(format: Format, job: &Job) {
             ("done", Some(progress(job))),
             (
                 "skipped",
-                (job.skipped > 0).then(|| format!("{}: another process or operator changed these deliveries first", job.skipped)),
+                (job.skipped > 0)
+                    .then(|| format!("{}: another process or operator changed these deliveries first", job.skipped)),
             ),
             (
                 "left out",
-                (job.left_out > 0).then(|| format!("{}: these deliveries may have arrived; --unclear selects them", job.left_out)),
+                (job.left_out > 0)
+                    .then(|| format!("{}: these deliveries may have arrived; --unclear selects them", job.left_out)),
             ),
             ("pace", Some(format!("{} a second", job.pace_per_s))),
             ("asked", Some(format!("{} by {}", job.asked_at, job.asked_by))),

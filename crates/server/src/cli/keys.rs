@@ -1,4 +1,4 @@
-//! `postcommit keys`.
+//! The command `postcommit keys`.
 
 use std::time::Duration;
 
@@ -105,10 +105,9 @@ impl Create {
 async fn revoke(format: Format, store: &Store, given: &str) -> CommandResult {
     // If the whole key is given, only its public part is used and printed.
     let id = given.strip_prefix("pc_").map_or(given, |rest| rest.split('_').next().unwrap_or(rest));
-    let key = store
-        .key_row(None, id)
-        .await?
-        .ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no key {id:?}; `postcommit keys list` lists them")))?;
+    let key = store.key_row(None, id).await?.ok_or_else(|| {
+        Failure::new(Exit::NotFound, format!("there is no key {id:?}; `postcommit keys list` lists them"))
+    })?;
     let revoked = store.revoke_key(key.tenant, id).await?;
     let result = if revoked { "revoked" } else { "was revoked before" };
     output::one(format, &json!({"key": id, "result": result}), |_| format!("key {id} {result}"));

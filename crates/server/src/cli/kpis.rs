@@ -1,4 +1,4 @@
-//! `postcommit kpis`.
+//! The command `postcommit kpis`.
 
 use clap::{Args, ValueEnum};
 use postcommit_engine::store::{ClosedCount, Kpi, KpiGroup, KpiGrouping, Kpis, Parked};
@@ -15,7 +15,7 @@ pub struct Show {
     /// Only deliveries of this tenant [default: every tenant]
     #[arg(long)]
     tenant: Option<String>,
-    /// Count delivered, captured and failed deliveries of the last this many seconds, 60 to 172800 [default: the
+    /// Count delivered, captured and failed deliveries of the last SECONDS seconds, 60 to 172800 [default: the
     /// setting kpi.interval_s]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(60..=172_800))]
     interval_s: Option<u64>,

@@ -1,4 +1,4 @@
-//! `postcommit layouts`.
+//! The command `postcommit layouts`.
 
 use clap::Subcommand;
 use postcommit_engine::store::{LayoutRow, TemplatePosition};

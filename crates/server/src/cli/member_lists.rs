@@ -1,4 +1,4 @@
-//! `postcommit lists`.
+//! The command `postcommit lists`.
 
 use clap::{Args, Subcommand};
 use postcommit_engine::store::{ListFilter, ListRow, MemberDraft, MemberRow, Store};
@@ -133,7 +133,9 @@ impl Members {
 async fn show(format: Format, store: &Store, which: &NameArgs) -> CommandResult {
     let tenant = known_tenant(store, &which.tenant).await?;
     let list = store.member_list_row(tenant, &which.name).await?;
-    let list = list.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no list {:?}; `postcommit lists list` lists them", which.name)))?;
+    let list = list.ok_or_else(|| {
+        Failure::new(Exit::NotFound, format!("there is no list {:?}; `postcommit lists list` lists them", which.name))
+    })?;
     let count = store.member_count(tenant, &which.name).await?;
     let members = store.member_rows(tenant, &which.name, None, MEMBERS_SHOWN).await?;
     let mut shown = json!(list);

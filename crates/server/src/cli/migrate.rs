@@ -1,4 +1,4 @@
-//! `postcommit migrate`.
+//! The command `postcommit migrate`.
 
 use clap::Args;
 use postcommit_engine::db::{LATEST, Migration, MigrationPlan};

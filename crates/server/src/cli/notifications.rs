@@ -1,4 +1,4 @@
-//! `postcommit notifications`.
+//! The command `postcommit notifications`.
 
 use clap::{Args, Subcommand};
 use postcommit_channel::model::DeliveryState;

@@ -1,4 +1,4 @@
-//! `postcommit providers`.
+//! The command `postcommit providers`.
 
 mod shut;
 mod test;
@@ -191,7 +191,8 @@ impl Providers {
 
 impl Description {
     async fn create(&self, format: Format, settings: &Settings, store: &Store) -> CommandResult {
-        let driver = self.driver.as_deref().ok_or_else(|| usage(format!("--driver is missing; allowed are {}", drivers())))?;
+        let driver =
+            self.driver.as_deref().ok_or_else(|| usage(format!("--driver is missing; allowed are {}", drivers())))?;
         // Check the driver first, so that a misspelt driver does not create the tenant.
         driver::kind(driver).map_err(usage)?;
         let tenant = store.tenant_or_new(&self.tenant).await?;
@@ -246,7 +247,8 @@ impl Description {
 
     fn given_settings(&self) -> Result<Map<String, Value>, Failure> {
         let pair = |text: &String| {
-            let (name, value) = text.split_once('=').ok_or_else(|| usage(format!("--set {text}: has no '='; write NAME=VALUE")))?;
+            let (name, value) =
+                text.split_once('=').ok_or_else(|| usage(format!("--set {text}: has no '='; write NAME=VALUE")))?;
             Ok((name.to_owned(), serde_json::from_str(value).unwrap_or_else(|_| Value::from(value))))
         };
         self.settings.iter().map(pair).collect()
@@ -255,8 +257,9 @@ impl Description {
     fn secrets(&self) -> Result<Secrets, Failure> {
         let pair = |text: &String| {
             // The error must not contain the value, because it is a secret.
-            let (name, value) =
-                text.split_once('=').ok_or_else(|| usage("--secret: has no '='; write NAME=VALUE, NAME=@FILE or NAME=-"))?;
+            let (name, value) = text
+                .split_once('=')
+                .ok_or_else(|| usage("--secret: has no '='; write NAME=VALUE, NAME=@FILE or NAME=-"))?;
             let value = read_text(value).map_err(|e| usage(format!("--secret {name}: {e}")))?;
             Ok((name.to_owned(), Secret::new(value.trim())))
         };

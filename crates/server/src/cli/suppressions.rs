@@ -1,4 +1,4 @@
-//! `postcommit suppressions`.
+//! The command `postcommit suppressions`.
 
 use clap::{Args, Subcommand};
 use postcommit::Timestamp;
@@ -80,7 +80,12 @@ impl Suppressions {
                     return which.said(format, &which.address, "no longer suppressed");
                 }
                 let (channel, address) = (&which.channel, &which.address);
-                Err(Failure::new(Exit::NotFound, format!("{address} is not suppressed on channel {channel}")))
+                Err(Failure::new(
+                    Exit::NotFound,
+                    format!(
+                        "{address} is not suppressed on channel {channel}; `postcommit suppressions list` lists them"
+                    ),
+                ))
             }
             Self::Import(ImportArgs { source, tenant }) => {
                 transfer::suppressions::import(format, &store, tenant, source).await

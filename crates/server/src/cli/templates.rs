@@ -1,4 +1,4 @@
-//! `postcommit templates`.
+//! The command `postcommit templates`.
 
 mod shown;
 

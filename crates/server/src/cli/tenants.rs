@@ -1,4 +1,4 @@
-//! `postcommit tenants`.
+//! The command `postcommit tenants`.
 
 use clap::Subcommand;
 use postcommit_engine::store::{MAX_WEIGHT, TenantError, TenantRow};

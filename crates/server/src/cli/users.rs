@@ -1,4 +1,4 @@
-//! `postcommit users`.
+//! The command `postcommit users`.
 
 use clap::{Args, Subcommand, ValueEnum};
 use postcommit_channel::model::QuietHours;
@@ -122,7 +122,10 @@ async fn show(format: Format, store: &Store, which: &NameArgs) -> CommandResult 
         (store.user_row(tenant, &which.name).await?, store.preferences(tenant, &which.name).await?);
     // A user without a profile may have preferences.
     if user.is_none() && preferences.is_empty() {
-        return Err(Failure::new(Exit::NotFound, format!("there is no user {:?}; `postcommit users list` lists them", which.name)));
+        return Err(Failure::new(
+            Exit::NotFound,
+            format!("there is no user {:?}; `postcommit users list` lists them", which.name),
+        ));
     }
     let mut shown = user.as_ref().map_or_else(|| json!({"id": which.name}), |user| json!(user));
     shown["preferences"] = json!(preferences);

@@ -60,7 +60,10 @@ pub async fn login(
         return Err(Problem::invalid("token", "the token of the sign-in link is missing; open the whole link").into());
     };
     let Some(begun) = app.store.redeem_login_link(&token, SESSION_LASTS).await? else {
-        let refusal = Problem::new(ProblemKind::Unauthenticated, "the sign-in link was used before or has expired; `postcommit keys login-link` prints a new one");
+        let refusal = Problem::new(
+            ProblemKind::Unauthenticated,
+            "the sign-in link was used before or has expired; `postcommit keys login-link` prints a new one",
+        );
         return Err(app.auth.link_failed(client.map(|client| client.address), refusal).into());
     };
     // The secret is revealed here to send it to the browser, which keeps it.

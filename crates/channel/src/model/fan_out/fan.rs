@@ -166,7 +166,10 @@ impl<'a> Fan<'a> {
             }
         }
         if parties.is_empty() {
-            return Err(park("no_recipient", "the lists that the notification names have no members; add members, then retry"));
+            return Err(park(
+                "no_recipient",
+                "the lists that the notification names have no members; add members, then retry",
+            ));
         }
         Ok(parties)
     }
@@ -248,7 +251,8 @@ impl<'a> Fan<'a> {
         // A digest is not skipped, because its items would be lost.
         let is_skipped = self.quiet_rule == QuietRule::Skip && !self.note.may_be_digest();
         if let (Some(end), true) = (end, is_skipped) {
-            let detail = format!("the user has quiet hours until {end}, and the event type skips messages in quiet hours");
+            let detail =
+                format!("the user has quiet hours until {end}, and the event type skips messages in quiet hours");
             target.fate = skipped("quiet_hours", detail);
             return;
         }
@@ -381,7 +385,10 @@ impl<'a> Fan<'a> {
         let (kind, place) = (party.recipient.kind(), &party.place);
         let channel = implied(&party.recipient).first().copied().unwrap_or("any");
         let fate = match self.choice {
-            Some(_) => skipped("template_not_found", format!("{place}: the event type has no template for a {kind}; create one")),
+            Some(_) => skipped(
+                "template_not_found",
+                format!("{place}: the event type has no template for a {kind}; create one"),
+            ),
             None => {
                 let named = self.note.channels.join(", ");
                 skipped("not_on_channels", format!("{} cannot be reached on {named}", party.field(kind)))

@@ -44,9 +44,9 @@ impl ActArgs {
         // With ids, --unclear is not a condition: it allows a retry of deliveries that may have arrived.
         let is_any = self.which.is_any() || (!self.ids.is_empty() && self.which.is_only_unclear());
         match (self.ids.is_empty(), is_any) {
-            (true, true) => {
-                Err(usage("no deliveries are selected; give their ids, or a filter, e.g. --state parked for all parked deliveries"))
-            }
+            (true, true) => Err(usage(
+                "no deliveries are selected; give their ids, or a filter, e.g. --state parked for all parked deliveries",
+            )),
             (false, false) => Err(usage("both ids and a filter are given; give only one of them")),
             (is_filter, _) => Ok(is_filter),
         }

@@ -1,4 +1,4 @@
-//! `postcommit deliveries resend`.
+//! The command `postcommit deliveries resend`.
 
 use clap::Args;
 use postcommit::channel_name;

@@ -1,4 +1,4 @@
-//! `postcommit deliveries tail`.
+//! The command `postcommit deliveries tail`.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -23,7 +23,7 @@ const OLDEST: i64 = 172_800_000_000;
 pub struct Tail {
     #[command(flatten)]
     which: Which,
-    /// Begin with the attempts of the last this many seconds
+    /// Begin with the attempts of the last SECONDS seconds
     #[arg(long, default_value_t = 0, value_name = "SECONDS")]
     since: u64,
     /// Print the attempts so far, then exit

@@ -25,7 +25,9 @@ pub async fn pause(store: &Store, provider: &Provider, host: Option<&str>, reaso
             );
             Err(Failure::new(Exit::Refused, detail))
         }
-        CloseOutcome::Outdated => Err(Failure::new(Exit::NotFound, "the provider no longer exists")),
+        CloseOutcome::Outdated => {
+            Err(Failure::new(Exit::NotFound, "the provider no longer exists; `postcommit providers list` lists them"))
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! `postcommit providers test`.
+//! The command `postcommit providers test`.
 
 use clap::Args;
 use postcommit_engine::store::Store;

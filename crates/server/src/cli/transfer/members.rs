@@ -68,7 +68,10 @@ async fn add_members(
 pub async fn export(store: &Store, list: &NameArgs, target: &Target) -> CommandResult {
     let tenant = known_tenant(store, &list.tenant).await?;
     if store.member_list_row(tenant, &list.name).await?.is_none() {
-        return Err(Failure::new(Exit::NotFound, format!("there is no list {:?}; `postcommit lists list` lists them", list.name)));
+        return Err(Failure::new(
+            Exit::NotFound,
+            format!("there is no list {:?}; `postcommit lists list` lists them", list.name),
+        ));
     }
     if target.format == FileFormat::Csv {
         output::print(&csv_line(MEMBER_COLUMNS));

@@ -50,15 +50,15 @@ struct UserLine {
 
 impl UserLine {
     fn change(&self, known: Option<&UserRow>) -> Result<UserChange, EditError> {
-        let data = match &self.data {
-            // In a CSV file, the object is a string of JSON.
-            Some(Some(Value::String(text))) => Some(
-                serde_json::from_str(text)
-                    .map_err(|problem| EditError::Refused(format!("data: is not JSON: {problem}; write a JSON object")))?,
-            ),
-            Some(given) => Some(given.clone().unwrap_or_else(|| json!({}))),
-            None => None,
-        };
+        let data =
+            match &self.data {
+                // In a CSV file, the object is a string of JSON.
+                Some(Some(Value::String(text))) => Some(serde_json::from_str(text).map_err(|problem| {
+                    EditError::Refused(format!("data: is not JSON: {problem}; write a JSON object"))
+                })?),
+                Some(given) => Some(given.clone().unwrap_or_else(|| json!({}))),
+                None => None,
+            };
         Ok(UserChange {
             name: self.name.clone(),
             language: self.language.clone(),

@@ -517,7 +517,11 @@ fn on_a_terminal_a_retry_of_what_may_have_arrived_asks() {
     assert!(ran.ends(0).stdout.contains("pending") && parked(&shell) == 1);
     let by_filter = ["deliveries", "retry", "--event-type", "u"];
     let (ran, said) = answered(&shell, &by_filter, b"\n");
-    assert!(ran.code == 4 && said.contains("deliveries that may have arrived: 1; a retry sends them again. Continue? [y/N]"), "{said}");
+    assert!(
+        ran.code == 4
+            && said.contains("deliveries that may have arrived: 1; a retry sends them again. Continue? [y/N]"),
+        "{said}"
+    );
     assert!(answered(&shell, &by_filter, b"y\n").0.ends(0).stdout.contains("1 of 1"));
     assert_eq!(parked(&shell), 0);
 }
