@@ -25,8 +25,8 @@ pub struct KpiQuery {
     /// name of its tenant.
     #[param(inline)]
     by: Option<KpiGrouping>,
-    /// The interval of the delivered, captured and failed deliveries: this many seconds before now. Default: the setting
-    /// `kpi.interval_s`.
+    /// The interval of the delivered, captured and failed deliveries: this many seconds before now. Default: the
+    /// setting `kpi.interval_s`.
     #[param(minimum = 60, maximum = 172_800)]
     interval_s: Option<u64>,
     /// A delivery counts as stuck if it was first due more than this many seconds ago. Default: the setting

@@ -166,7 +166,8 @@ macro_rules! description {
         #[serde(deny_unknown_fields)]
         pub struct $body {
             $($own)*
-            /// The channel that the provider serves. `*` means every channel. Default: the default channel of the driver.
+            /// The channel that the provider serves. `*` means every channel. Default: the default channel of the
+            /// driver.
             #[schema(min_length = 1, max_length = 63, pattern = r"^(\*|[A-Za-z0-9_.-]+)$")]
             channel: Option<String>,
             /// The driver's own settings by name. The value `null` removes a setting.

@@ -1,4 +1,5 @@
-//! The command `postcommit doctor`: checks the installation, and says what needs attention and how to fix it. It changes nothing.
+//! The command `postcommit doctor`: checks the installation, and says what needs attention and how to fix it. It
+//! changes nothing.
 
 mod access;
 mod channels;
