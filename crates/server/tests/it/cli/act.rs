@@ -45,7 +45,7 @@ fn enqueue_refuses_invalid_values_with_their_field() {
     let shell = Shell::ready();
     for (arguments, expected) in [
         (vec!["a", "--to", "email:nobody"], "recipients[0].email: is not a mail address"),
-        (vec!["a", "--to", "pigeon"], "--to pigeon: write email:"),
+        (vec!["a", "--to", "pigeon"], "--to pigeon: is not a recipient; write email:"),
         (vec!["a", "--priority", "12"], "priority: is 12; 0 to 9 are allowed"),
         (vec!["a", "--payload", "{"], "--payload: is not JSON"),
         (vec!["a", "--payload", "@nowhere.json"], "--payload: nowhere.json"),
