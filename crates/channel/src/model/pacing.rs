@@ -307,8 +307,8 @@ mod tests {
             (Some(Throttle { per_s: 0, ..skip.clone() }), None, "throttle.per_s: is 0; 1 to 2592000 are allowed"),
             (None, Some(digest(604_801, None)), "digest.window_s: is 604801; 1 to 604800 are allowed"),
             (None, Some(digest(1, Some(""))), "digest.key: has 0 characters; 1 to 255 are allowed"),
-            (Some(throttle(1, Then::Digest)), None, "throttle.then: is \"digest\", and the template has no digest"),
-            (Some(skip), Some(hour), "throttle.then: is \"skip\", and the template has a digest"),
+            (Some(throttle(1, Then::Digest)), None, "throttle.then: is \"digest\", but the template has no digest"),
+            (Some(skip), Some(hour), "throttle.then: is \"skip\", but the template has a digest"),
         ] {
             let problem = check_pacing(throttle.as_ref(), digest.as_ref()).unwrap_err();
             assert!(problem.starts_with(field), "{problem}");

@@ -284,7 +284,7 @@ mod tests {
             ("{% if a", 0, "%}"),
             ("{# a", 0, "#}"),
             ("{% raw %} a", 0, "endraw"),
-            ("{{ 'a }}", 3, "no end"),
+            ("{{ 'a }}", 3, "no closing quote"),
             ("{{ a; b }}", 4, "';'"),
         ] {
             let fault = pieces(source).unwrap_err();

@@ -223,7 +223,7 @@ fn html_is_escaped_by_part_and_not_by_name() {
     let (content, _) = render(&both, &payload).unwrap();
     assert_eq!((content.html.as_deref(), content.text.as_deref()), (Some("&lt;i&gt;"), Some("<i>")));
     let warnings = Compiled::new(&html("{{ x|safe }}")).unwrap().warnings().to_vec();
-    assert!(warnings[0].message.contains("unescaped"), "{warnings:?}");
+    assert!(warnings[0].message.contains("without escaping"), "{warnings:?}");
     assert!(problem(&text("{{ x|nl2br }}")).contains("html only"));
     // Escaping is not enough where a space or a backslash ends the value.
     for (template, message) in [
