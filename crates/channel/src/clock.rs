@@ -4,7 +4,7 @@ use std::time::{Instant, SystemTime};
 
 use postcommit::Timestamp;
 
-/// The present time of this host, in UTC.
+/// The current time of this host, in UTC.
 pub fn now() -> Timestamp {
     SystemTime::now().into()
 }

@@ -74,7 +74,7 @@ pub struct RawEvent<'a> {
     pub data: Option<&'a RawValue>,
     /// The id of the request or trace that caused the event.
     pub correlation_id: Option<&'a str>,
-    /// When the event was enqueued.
+    /// The time at which the event was enqueued.
     pub created_at: Timestamp,
 }
 
@@ -145,7 +145,7 @@ pub fn of_provider(
 /// Parses a driver's settings into its own struct. An error names the setting.
 fn settings<T: serde::de::DeserializeOwned>(value: &Value) -> Result<T, String> {
     serde_path_to_error::deserialize(value).map_err(|problem| {
-        // Operators do not know the type name `u64`.
+        // An operator may not know the type name `u64`, so it is replaced.
         let words = problem.inner().to_string().replace("expected u64", "expected a whole number, 0 or more");
         match problem.path().to_string().as_str() {
             "." => format!("settings: {words}"),

@@ -32,7 +32,7 @@ use self::http::IdleConnections;
 pub struct EgressSettings {
     /// Address ranges that are forbidden by default and that the operator allows, such as `10.1.0.0/16`. Default: none.
     pub allow: Vec<IpNet>,
-    /// How many seconds to wait for a TCP connection to one address, 1 to 60. Default: 10.
+    /// The time limit for a TCP connection to one address, in seconds, 1 to 60. Default: 10.
     pub connect_timeout_s: u64,
     /// A PEM file of root certificates that are trusted in addition to the system's. Default: none.
     pub ca_file: Option<PathBuf>,
@@ -63,7 +63,7 @@ fn is_mapped(net: &IpNet) -> bool {
     matches!(net, IpNet::V6(net) if net.prefix_len() >= 96 && net.addr().to_ipv4_mapped().is_some())
 }
 
-/// Why [`Egress`] cannot be created.
+/// The error when [`Egress`] cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum EgressError {
     /// A setting is out of range. The text names it.
@@ -74,7 +74,7 @@ pub enum EgressError {
     CaFile {
         /// The path of the file, as configured.
         path: PathBuf,
-        /// Why the file cannot be used.
+        /// The reason why the file cannot be used.
         reason: String,
     },
 }

@@ -1,5 +1,4 @@
-//! The data types and the rules, without any I/O: stored records, outcomes of sends, and the decisions that follow from
-//! them.
+//! The data types and the rules, without any I/O: stored records, outcomes of sends, and the decisions after a send.
 
 mod actor;
 mod content;

@@ -20,14 +20,14 @@ pub struct Content {
     pub action_url: Option<String>,
     /// Additional data for this channel only, as JSON.
     pub data: Option<Box<RawValue>>,
-    /// The link by which the recipient stops such messages, if the message shows it. A mail has it in its header as
-    /// well: [`Content::mail_headers`].
+    /// The link by which the recipient unsubscribes, if the message shows it. A mail also has it in its headers:
+    /// [`Content::mail_headers`].
     pub unsubscribe_url: Option<String>,
 }
 
 impl Content {
     /// The names and values of the headers by which mail programs unsubscribe with one click (RFC 8058). Empty if the
-    /// message shows no link for it.
+    /// message shows no unsubscribe link.
     #[must_use]
     pub fn mail_headers(&self) -> Vec<(&'static str, String)> {
         let headers = |url: &String| {

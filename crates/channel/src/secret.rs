@@ -15,22 +15,21 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 const NONCE_BYTES: usize = 12;
-/// The text whose HMAC is the fingerprint of a key. It must never change, because the fingerprints would change with
-/// it.
+/// The text whose HMAC is the fingerprint of a key. It must never change, because every fingerprint depends on it.
 const FINGERPRINTED: &[u8] = b"postcommit: the fingerprint of the key of providers' secrets";
 const FINGERPRINT_BYTES: usize = 16;
 
-/// A text that is never printed.
+/// A string that is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Wraps a text so that it is never printed.
+    /// Wraps a string so that it is never printed.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// Returns the text. Add a comment at the call that says why the text is needed.
+    /// Returns the secret string. Add a comment at the call that says why it is needed.
     #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
@@ -53,13 +52,13 @@ impl Token {
         Self(random())
     }
 
-    /// Parses the text of [`Token::text`]. Returns `None` for any other text.
+    /// Parses the output of [`Token::text`]. Returns `None` for any other string.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         URL_SAFE_NO_PAD.decode(text).ok()?.try_into().ok().map(Self)
     }
 
-    /// The token as text, to be given to its owner.
+    /// The token as a string, to be given to its owner.
     #[must_use]
     pub fn text(&self) -> Secret {
         Secret(URL_SAFE_NO_PAD.encode(self.0))
@@ -105,7 +104,7 @@ impl Hash {
 /// A provider's secrets by name.
 pub type Secrets = BTreeMap<String, Secret>;
 
-/// Why a secret could not be encrypted or decrypted.
+/// The reason why a secret could not be encrypted or decrypted.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     /// The key is not 32 bytes in base64.
@@ -123,8 +122,8 @@ pub enum SecretError {
 }
 
 impl SecretError {
-    /// Why the server cannot decrypt a provider's secrets. The text contains no path, because every reader of the
-    /// provider may see it.
+    /// The reason why the server cannot decrypt a provider's secrets. It contains no path, because every caller that
+    /// may read the provider sees it.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
@@ -135,7 +134,7 @@ impl SecretError {
     }
 }
 
-/// Where the encryption key comes from: given directly, or read from a file when it is first needed.
+/// The source of the encryption key: given directly, or read from a file when it is first needed.
 #[derive(Clone)]
 pub enum KeySource {
     /// The key in base64.

@@ -1,9 +1,10 @@
-//! Templates: compiles and renders what a tenant has written. Everything is pure: no database, no file, no network.
+//! Templates: compiles and renders the templates of a tenant. Everything is pure: no database, no file, no network.
 //! - [`payload`]: the flat view of a payload, in which the spelling of a name does not matter;
-//! - `lexer`, `expression` and `translate`: check a text of a template and turn it into what the engine runs;
-//! - `compiled`: a version, compiled; `run`: one rendering of it, with its limits;
+//! - `lexer`, `expression` and `translate`: check a part of a template and translate it for the template engine
+//!   (minijinja);
+//! - `compiled`: a compiled version of a template; `run`: one rendering of it, with its limits;
 //! - `filters`, `dates`, `numbers`, `phones`: how values are written;
-//! - `plain`: the text of an HTML message; [`sms`]: how many segments a text takes.
+//! - `plain`: the plain text of an HTML message; [`sms`]: the number of SMS segments of a message.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -43,9 +44,9 @@ pub mod limits {
     pub const SOURCE_BYTES: usize = 64 * 1024;
     /// Bytes of a layout or partial.
     pub const LAYOUT_BYTES: usize = 64 * 1024;
-    /// Bytes of a part as it is given to the engine, with its layout and partials in their places.
+    /// Bytes of a translated part, with its layout and partials inserted.
     pub const EXPANDED_BYTES: usize = 512 * 1024;
-    /// Tags of a part when its layout and partials are in their places.
+    /// Tags of a part, with its layout and partials inserted.
     pub const TAGS: usize = 5_000;
     /// Names, values and operators in one tag.
     pub const TOKENS: usize = 200;
@@ -59,7 +60,7 @@ pub mod limits {
     pub const WORK_BYTES: usize = 16 * 1024 * 1024;
     /// Bytes of one value that a filter returns.
     pub const VALUE_BYTES: usize = 256 * 1024;
-    /// Time for one rendering. The other limits stop a template long before; this one is for what they overlook.
+    /// Time for one rendering. The other limits normally stop a template much earlier.
     pub const TIME: Duration = Duration::from_secs(5);
     /// Bytes of the rendered text, and of the rendered HTML.
     pub const BODY_BYTES: usize = postcommit::limits::BODY_BYTES;
@@ -69,7 +70,7 @@ pub mod limits {
     pub const ADDRESS_BYTES: usize = postcommit::limits::ADDRESS_BYTES;
     /// Bytes of the rendered channel data, as JSON text.
     pub const DATA_BYTES: usize = postcommit::limits::DATA_BYTES;
-    /// Warnings of one rendering; more are left out.
+    /// Warnings of one rendering. Further warnings are left out.
     pub const WARNINGS: usize = 50;
     /// Bytes of a placeholder's flat name.
     pub const NAME_BYTES: usize = 255;
@@ -83,39 +84,40 @@ pub const DATE_FORMAT: &str = "%d-%b-%Y";
 /// The time zone when none is set.
 pub const TIME_ZONE: &str = "UTC";
 
-/// Why a message has no unsubscribe link: the server does not know its own URL.
+/// A reason why a message has no unsubscribe link: the server does not know its own URL.
 pub const NO_PUBLIC_URL: &str = "the setting api.public_url is empty";
-/// Why a message has no unsubscribe link: nobody can opt out of it.
+/// A reason why a message has no unsubscribe link: users cannot opt out of its event type.
 pub const IS_MANDATORY: &str = "the event type is mandatory";
 
-/// The layouts that are shipped, by name. A tenant's own layout of the same name replaces one.
+/// The built-in layouts: name and HTML. A tenant's own layout of the same name replaces a built-in layout.
 pub const LAYOUTS: [(&str, &str); 1] = [("mail", include_str!("template/mail.html"))];
 
-/// The content of one version of a template. It is complete in itself: layout, partials and brand are copies.
+/// The content of one version of a template. The version is self-contained: it holds copies of its layout, partials and
+/// brand.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Source {
-    /// Gives the address. Without it the address is that of the recipient, or [`default_address`].
+    /// The part that renders the address. `None`: the address is that of the recipient, or [`default_address`].
     pub to: Option<String>,
     /// The subject or heading: one line.
     pub subject: Option<String>,
-    /// The message as plain text. Without it, it is derived from `html`.
+    /// The message as plain text. `None`: the plain text is derived from `html`.
     pub text: Option<String>,
     /// The message as HTML.
     pub html: Option<String>,
-    /// Further fields for the channel, as JSON; each string in it is rendered as a template.
+    /// Additional fields for the channel, as JSON. Each string in it is rendered as a template.
     pub data: Option<serde_json::Value>,
-    /// The name of the layout that `html` is put into. The layout is one of `parts`.
+    /// The name of the layout into which `html` is inserted. The layout is one of `parts`.
     pub layout: Option<String>,
     /// The layout and the partials, by name.
     pub parts: BTreeMap<String, String>,
     /// Values that templates read as `brand.name`: a JSON object.
     pub brand: serde_json::Value,
-    /// What becomes of a placeholder without a value.
+    /// The treatment of placeholders without a value.
     pub missing: Missing,
-    /// How a bare date is written, as of strftime. [`DATE_FORMAT`] by default.
+    /// The format of dates without a format of their own, as a strftime pattern. Default: [`DATE_FORMAT`].
     pub date_format: String,
-    /// The IANA name of the time zone in which instants are written. [`TIME_ZONE`] by default.
+    /// The IANA name of the time zone in which instants are written. Default: [`TIME_ZONE`].
     pub time_zone: String,
 }
 
@@ -137,25 +139,25 @@ impl Default for Source {
     }
 }
 
-/// What becomes of a placeholder without a value. A JSON null is no value; an empty text is one.
+/// The treatment of placeholders without a value. A JSON null is not a value; an empty string is a value.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Missing {
-    /// Nothing is printed, with a warning.
+    /// Print nothing, with a warning.
     #[default]
     Empty,
-    /// The placeholder is printed as it is written in the template, with a warning.
+    /// Print the placeholder as it is written in the template, with a warning.
     Keep,
-    /// Nothing is sent: [`Failure::Missing`].
+    /// Do not send the message: the rendering fails with [`Failure::Missing`].
     Refuse,
 }
 
 impl Missing {
-    /// All of them, for help and for checks.
+    /// All treatments, for help texts and checks.
     pub const ALL: [Self; 3] = [Self::Empty, Self::Keep, Self::Refuse];
 
-    /// Its name in the database, the API and files.
+    /// The treatment's name in the database, the API and files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -165,7 +167,7 @@ impl Missing {
         }
     }
 
-    /// The one with this name.
+    /// The treatment with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|missing| missing.name() == name)
@@ -173,28 +175,28 @@ impl Missing {
 }
 
 /// The fields of a notification that templates may read, as `title` or `notification.title`. A field of the payload
-/// with the same name comes first.
+/// with the same name takes precedence.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Note<'a> {
     /// The notification's id.
     pub id: Option<uuid::Uuid>,
-    /// The dotted name of what happened.
+    /// The event type, a dotted name.
     pub event_type: &'a str,
-    /// The thing it is about.
+    /// The entity that the notification is about.
     pub entity: Option<&'a str>,
-    /// The stream it belongs to.
+    /// The stream that the notification belongs to.
     pub topic: Option<&'a str>,
     /// The subject or heading.
     pub title: Option<&'a str>,
-    /// The text.
+    /// The text of the message.
     pub body: Option<&'a str>,
-    /// Where the reader should go.
+    /// The link that the reader should open.
     pub action_url: Option<&'a str>,
-    /// The request or trace that caused it.
+    /// The id of the request or trace that caused the notification.
     pub correlation_id: Option<&'a str>,
-    /// Not sent before this.
+    /// The notification is not sent before this time.
     pub due_at: Option<Timestamp>,
-    /// When it was enqueued.
+    /// The time at which the notification was enqueued.
     pub created_at: Option<Timestamp>,
 }
 
@@ -215,29 +217,30 @@ impl<'a> From<&'a StoredNotification> for Note<'a> {
     }
 }
 
-/// What a template may read.
+/// The values that a template may read.
 #[derive(Debug, Clone, Copy)]
 pub struct Input<'a> {
     /// The event's data.
     pub payload: &'a FlatPayload,
     /// The notification.
     pub note: Note<'a>,
-    /// The user that is written to, read as `user.name`: a JSON object.
+    /// The user that receives the message: a JSON object. Templates read its fields as `user.name`.
     pub user: Option<&'a serde_json::Value>,
-    /// A language tag. It decides how numbers are written; `None` is English.
+    /// A language tag, which decides how numbers are written. `None` means English.
     pub language: Option<&'a str>,
-    /// The time zone of the recipient. `None`, or a name that is unknown: that of the template.
+    /// The time zone of the recipient. `None` or an unknown name: the time zone of the template is used.
     pub time_zone: Option<&'a str>,
-    /// The link by which the recipient stops such messages, read as `unsubscribe_url`; or why there is none, such as
-    /// [`NO_PUBLIC_URL`].
+    /// The link by which the recipient unsubscribes, read as `unsubscribe_url`. `Err` holds the reason why there is no
+    /// link, such as [`NO_PUBLIC_URL`].
     pub unsubscribe_url: Result<&'a str, &'static str>,
 }
 
-/// A place in a template, where it can be found: from 1.
+/// A place in a template.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Place {
-    /// `to`, `subject`, `text`, `html`, `data`, `layout NAME` or `partial NAME`; `data` with the path of the text.
+    /// `to`, `subject`, `text`, `html`, `data`, `layout NAME` or `partial NAME`; `data` is followed by the path of the
+    /// string, such as `data.a[0]`.
     pub part: String,
     /// The line, from 1.
     pub line: usize,
@@ -245,7 +248,7 @@ pub struct Place {
     pub column: usize,
 }
 
-/// What is wrong with a template.
+/// An error in a template.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Problem {
     /// The part, as in [`Place::part`], or the setting.
@@ -254,7 +257,7 @@ pub struct Problem {
     pub line: Option<usize>,
     /// The column in characters, from 1.
     pub column: Option<usize>,
-    /// What is wrong and what to do.
+    /// A sentence that says what is wrong and what to do.
     pub message: String,
 }
 
@@ -279,7 +282,7 @@ impl fmt::Display for Problem {
 
 impl std::error::Error for Problem {}
 
-/// What a reader of a rendering or of a saved template should know.
+/// A warning about a rendering or a saved template.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Warning {
@@ -289,18 +292,18 @@ pub struct Warning {
     pub line: Option<usize>,
     /// The column in characters, from 1.
     pub column: Option<usize>,
-    /// What to know.
+    /// The text of the warning.
     pub message: String,
-    /// The placeholder it is about, as it is written in the template.
+    /// The placeholder that the warning is about, as it is written in the template.
     pub placeholder: Option<String>,
 }
 
 /// A name that a template reads.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Placeholder {
-    /// As it is written, such as `guest.Phone`.
+    /// The name as it is written in the template, such as `guest.Phone`.
     pub name: String,
-    /// The first place where it is written so.
+    /// The first place with this spelling of the name.
     pub place: Place,
 }
 
@@ -319,29 +322,29 @@ pub enum Cap {
     Output,
 }
 
-/// Why a template could not be rendered.
+/// The reason why a template could not be rendered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
-    /// Placeholders without a value, and the template says `refuse`.
+    /// Placeholders have no value, and the template's setting `missing` is `refuse`.
     Missing {
-        /// As they are written in the template, in order.
+        /// The placeholders as they are written in the template, in order.
         names: Vec<String>,
     },
-    /// A part went beyond a limit.
+    /// A part exceeded a limit.
     Limit {
         /// The part.
         part: String,
-        /// Which limit.
+        /// The limit that was exceeded.
         what: Cap,
-        /// The limit.
+        /// The value of the limit.
         limit: u64,
     },
-    /// A filter could not do what it was asked to.
+    /// A filter failed.
     Failed(Problem),
 }
 
 impl Failure {
-    /// The code that a delivery is parked with.
+    /// The error code of a delivery that is parked because of this failure.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

@@ -36,5 +36,9 @@ pub fn read_roots(file: &Path) -> Result<RootCertStore, String> {
         let certificate = certificate.map_err(|error| error.to_string())?;
         roots.add(certificate).map_err(|error| error.to_string())?;
     }
-    if roots.is_empty() { Err("the file contains no certificate".to_owned()) } else { Ok(roots) }
+    if roots.is_empty() {
+        Err("the file contains no certificate; it must contain certificates in PEM form".to_owned())
+    } else {
+        Ok(roots)
+    }
 }

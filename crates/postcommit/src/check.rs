@@ -1,12 +1,11 @@
-//! The rules for the fields of a notification. Each returns what is wrong and what is allowed. The server's other parts
-//! use them as well; they are not part of the crate's API.
+//! The rules for the fields of a notification. Each error says what is wrong and what is allowed. The server uses these
+//! functions, too; they are not part of the crate's API.
 
 use serde_json::Value;
 
 use crate::limits;
 
-/// CR, LF and NUL end a header line or a C string on the way to the provider, so no field that ends up in a header may
-/// hold them.
+/// Refuses CR, LF and NUL, because they would end a header line or a C string on the way to the provider.
 pub fn one_line(text: &str) -> Result<(), String> {
     match text.chars().find(|c| matches!(c, '\r' | '\n' | '\0')) {
         Some(c) => Err(format!("holds {c:?}; line breaks and NUL are not allowed")),
@@ -14,7 +13,7 @@ pub fn one_line(text: &str) -> Result<(), String> {
     }
 }
 
-/// PostgreSQL stores no NUL in text or JSON, so SQLite must refuse it too.
+/// Refuses NUL. PostgreSQL cannot store NUL in text or JSON, and both databases must refuse the same values.
 pub fn no_nul(text: &str) -> Result<(), String> {
     if text.contains('\0') { Err("holds NUL (\\u0000), which is not allowed".into()) } else { Ok(()) }
 }
@@ -27,8 +26,8 @@ pub fn chars(text: &str, min: usize, max: usize) -> Result<(), String> {
     one_line(text)
 }
 
-/// A user's id is part of URL paths. It must not hold a character or a path segment that a server or proxy would refuse
-/// or resolve, however it is encoded.
+/// Checks a user's id. The id is part of URL paths, so it must not contain a character or a path segment that a server
+/// or proxy would refuse or resolve, in any encoding.
 pub fn user_id(id: &str) -> Result<(), String> {
     chars(id, 1, limits::NAME_CHARS)?;
     if let Some(c) = id.chars().find(|c| c.is_control()) {
@@ -49,7 +48,8 @@ pub fn bytes(text: &str, max: usize) -> Result<(), String> {
     no_nul(text)
 }
 
-/// Tenant, channel and provider names appear in paths, labels and logs: letters, digits, `_`, `-`, `.`.
+/// Checks the name of a tenant, channel or provider. Such names appear in paths, labels and logs, so only letters,
+/// digits, `_`, `-` and `.` are allowed.
 pub fn short_name(name: &str) -> Result<(), String> {
     chars(name, 1, limits::SHORT_NAME_CHARS)?;
     // HTTP clients remove the segments "." and ".." from the path of a URL.
@@ -62,7 +62,8 @@ pub fn short_name(name: &str) -> Result<(), String> {
     }
 }
 
-/// Checks the size and depth of JSON, and that it holds no NUL. Returns the JSON text, because every caller needs it.
+/// Checks the size and depth of JSON, and that it contains no NUL. Returns the JSON text, because every caller needs
+/// it.
 pub fn json(value: &Value, max_bytes: usize) -> Result<String, String> {
     if depth(value) > limits::JSON_DEPTH {
         return Err(format!("is nested deeper than {} levels", limits::JSON_DEPTH));
@@ -78,7 +79,8 @@ pub fn json(value: &Value, max_bytes: usize) -> Result<String, String> {
     Ok(text)
 }
 
-/// Bytes that PostgreSQL adds: it writes a space after every comma and colon, and its limit counts them.
+/// The number of bytes that PostgreSQL adds to JSON: it writes a space after every comma and colon, and its limit
+/// counts them.
 fn separators(value: &Value) -> usize {
     match value {
         Value::Array(items) => items.len().saturating_sub(1) + items.iter().map(separators).sum::<usize>(),
@@ -104,7 +106,7 @@ fn holds_nul(value: &Value) -> bool {
     }
 }
 
-/// A mail address as common mail servers accept it: no comments, no quoted local part, no address literal.
+/// Checks a mail address as common mail servers do: no comments, no quoted local part, no address literal.
 pub fn email(address: &str) -> Result<(), String> {
     let (local, domain) = address.rsplit_once('@').ok_or("is not a mail address: it has no '@'")?;
     let local_ok = (1..=64).contains(&local.len())
@@ -129,7 +131,7 @@ fn domain_name(domain: &str) -> Result<(), String> {
     Err("the part after '@' must be a domain such as example.com".into())
 }
 
-/// A phone number in E.164. It is sent exactly as it was checked.
+/// Checks a phone number in E.164. The number is used exactly as it was checked.
 pub fn phone(number: &str) -> Result<(), String> {
     let digits = number.strip_prefix('+').unwrap_or("");
     if (7..=15).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit()) && !digits.starts_with('0') {
@@ -142,7 +144,7 @@ pub fn web_url(url: &str) -> Result<(), String> {
     scheme_in(url, &["http", "https"])
 }
 
-/// The link of a button. `javascript:` and `data:` are never allowed.
+/// Checks the link of a button. `javascript:` and `data:` are never allowed.
 pub fn action_url(url: &str) -> Result<(), String> {
     bytes(url, limits::ACTION_URL_BYTES)?;
     one_line(url)?;

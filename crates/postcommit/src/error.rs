@@ -1,19 +1,21 @@
 use uuid::Uuid;
 
-/// Why a notification was not enqueued.
+/// The reason why a notification was not enqueued.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A field is missing, malformed or beyond its limit. Nothing was written.
     #[error("{field}: {problem}")]
     Invalid {
-        /// The field's name in the outward contract, e.g. `recipients[3].phone`.
+        /// The name of the field in SQL and HTTP, e.g. `recipients[3].phone`.
         field: String,
-        /// What is wrong and what is allowed.
+        /// A sentence that says what is wrong and what is allowed.
         problem: String,
     },
     /// The key was already used with other content. Over HTTP this is always an error, in SQL only with `strict`.
-    #[error("idempotency_key: {key:?} was used with other content by notification {first}; nothing was enqueued")]
+    #[error(
+        "idempotency_key: {key:?} was used with other content by notification {first}; nothing was enqueued; use another key"
+    )]
     Conflict {
         /// The key that both notifications have.
         key: String,
@@ -29,8 +31,8 @@ pub enum Error {
     Refused {
         /// The status of the HTTP response.
         status: u16,
-        /// The kind of refusal, e.g. `forbidden` or `not-found`. Empty when something other than Postcommit refused,
-        /// such as a proxy.
+        /// The kind of refusal, e.g. `forbidden` or `not-found`. Empty if a proxy or another program refused the
+        /// request.
         kind: String,
         /// The server's explanation.
         detail: String,
@@ -48,8 +50,8 @@ impl Error {
     }
 }
 
-/// The error and its causes in one line. Of an error raised by PostgreSQL only the message is shown: its detail may
-/// quote the row, which holds addresses and bodies.
+/// The error and its causes in one line. For an error of PostgreSQL only the message is shown, because its detail may
+/// quote the row, which contains addresses and bodies.
 fn shown(error: &(dyn std::error::Error + Send + Sync + 'static)) -> String {
     #[cfg(feature = "tokio-postgres")]
     if let Some(refused) = error.downcast_ref::<tokio_postgres::Error>().and_then(|e| e.as_db_error()) {

@@ -1,6 +1,7 @@
-//! Enqueue over HTTP, for applications that do not share a database with Postcommit. Behind the feature `http`.
+//! A client that enqueues over HTTP, for applications that do not share a database with Postcommit. Behind the feature
+//! `http`.
 //!
-//! A call that is made beside a COMMIT is lost when the process dies between the two. Where the application shares the
+//! An HTTP call before or after a COMMIT is lost if the process dies between the two. If the application shares the
 //! database with Postcommit, use the [`adapters`](crate::adapters) instead.
 //!
 //! Every request can be repeated safely: a notification always carries a key, and the server answers a repeated key
@@ -47,11 +48,11 @@ use repeat::Repeats;
 pub use connection::ANSWER_BYTES;
 pub use repeat::{LONGEST_WAIT, REPEATS};
 
-/// How long one try may take, including the connection, unless [`Builder::timeout`] says otherwise.
+/// The default time limit of one try, including the connection. [`Builder::timeout`] changes it.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A client of one Postcommit server, with its API key. Make one and keep it: it reuses connections between calls. Its
-/// `Debug` does not show the key.
+/// A client of one Postcommit server, with its API key. Create one client and keep it, because it reuses connections.
+/// Its `Debug` output does not show the key.
 pub struct Client {
     connections: Connections,
     prefix: String,
@@ -64,9 +65,9 @@ pub struct Client {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[non_exhaustive]
 pub struct Enqueued {
-    /// The notification's id. When the key was used before, the id of the first notification.
+    /// The notification's id. If the key was used before, this is the id of the first notification.
     pub id: Uuid,
-    /// True when the key was already used with the same content: nothing new was enqueued.
+    /// Whether the key was already used with the same content, so that nothing new was enqueued.
     pub duplicate: bool,
 }
 
@@ -79,23 +80,23 @@ pub struct Status {
     /// The state of the least finished delivery: `pending`, `sending`, `retrying`, `sent`, `delivered`, `parked`,
     /// `discarded`, `cancelled`, `expired` or `skipped`.
     pub state: String,
-    /// The number of attempts after the first, of the delivery with the most.
+    /// The number of retries of the delivery with the most attempts.
     pub retries: u64,
     /// The error of the last failed attempt.
     #[serde(default)]
     pub last_error: Option<String>,
-    /// When the server accepted the notification.
+    /// The time at which the server accepted the notification.
     pub enqueued_at: Timestamp,
-    /// When the provider took the last delivery. Set only if the state is `sent` or `delivered`.
+    /// The time at which a provider accepted the last delivery. Set only if the state is `sent` or `delivered`.
     #[serde(default)]
     pub sent_at: Option<Timestamp>,
-    /// When the last delivery was known to have arrived. Set only if the state is `delivered`.
+    /// The time at which the arrival of the last delivery became known. Set only if the state is `delivered`.
     #[serde(default)]
     pub delivered_at: Option<Timestamp>,
-    /// When the last attempt began.
+    /// The time at which the last attempt began.
     #[serde(default)]
     pub last_attempt_at: Option<Timestamp>,
-    /// Whether the server recorded a delivery instead of sending it: a provider for development.
+    /// Whether a provider for development recorded a delivery instead of sending it.
     #[serde(default)]
     pub captured: bool,
 }
@@ -112,19 +113,19 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// How long one try may take, including the connection. Default 10 seconds.
+    /// Sets the time limit of one try, including the connection. Default 10 seconds.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// How often a request is repeated after its first try: 0 to 10. Default [`REPEATS`].
+    /// Sets the maximum number of repeats after the first try: 0 to 10. Default [`REPEATS`].
     pub fn repeats(mut self, repeats: u32) -> Self {
         self.repeats = repeats;
         self
     }
 
-    /// Certificates in PEM to trust in addition to the system's: those of a private authority, or the server's own.
+    /// Adds trusted certificates in PEM to those of the system: of a private authority, or the server's own.
     pub fn root_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.roots = pem.into();
         self
@@ -138,7 +139,7 @@ impl Builder {
         let (uri, prefix) = server(&self.url)?;
         let authority = uri.authority().map_or("", |authority| authority.as_str());
         let host = HeaderValue::from_str(authority)
-            .map_err(|_| Error::invalid("url", "has a host that is not allowed in an HTTP header"))?;
+            .map_err(|_| Error::invalid("url", "has a host that is not allowed in an HTTP header; check the host"))?;
         Ok(Client {
             connections: Connections::new(&uri, self.timeout, &self.roots)?,
             prefix,
@@ -166,16 +167,16 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// A client of the server at `url` (`https://host[:port][/path]`), with a key of scope `enqueue` or more. Plain
-    /// `http` exposes the key to everyone on the network path.
+    /// Creates a client of the server at `url` (`https://host[:port][/path]`), with a key of scope `enqueue` or more.
+    /// Plain `http` exposes the key to everyone on the network path.
     ///
     /// # Errors
-    /// As [`Builder::build`].
+    /// The same errors as [`Builder::build`].
     pub fn new(url: impl Into<String>, key: impl Into<String>) -> Result<Self, Error> {
         Self::builder(url, key).build()
     }
 
-    /// A client with other settings than the defaults of [`Client::new`].
+    /// Returns a builder for a client with settings that differ from the defaults of [`Client::new`].
     pub fn builder(url: impl Into<String>, key: impl Into<String>) -> Builder {
         Builder { url: url.into(), key: key.into(), timeout: TIMEOUT, repeats: REPEATS, roots: Vec::new() }
     }
@@ -186,8 +187,8 @@ impl Client {
     ///
     /// # Errors
     /// [`Error::Conflict`] when the key was used with other content; [`Error::Invalid`], [`Error::Refused`] or
-    /// [`Error::Unavailable`] otherwise. After `Unavailable` it is not known whether the notification was enqueued:
-    /// repeat the call with the same key.
+    /// [`Error::Unavailable`] otherwise. After `Unavailable` the notification may have been enqueued or not: repeat the
+    /// call with the same key.
     pub async fn enqueue(&self, note: &Notification) -> Result<Enqueued, Error> {
         let answer = self.post("/v1/notifications", &outward(note)?).await?;
         answer.json::<Enqueued>().map_err(|error| error.with_key(&note.idempotency_key))
@@ -197,7 +198,7 @@ impl Client {
     /// not affect the others.
     ///
     /// # Errors
-    /// As [`Client::enqueue`], when the whole batch was refused.
+    /// The same errors as [`Client::enqueue`], if the whole batch was refused.
     pub async fn enqueue_many(&self, notes: &[Notification]) -> Result<Vec<Result<Enqueued, Error>>, Error> {
         if notes.is_empty() || notes.len() > limits::BATCH {
             return Err(Error::invalid(
@@ -210,7 +211,7 @@ impl Client {
         let results = answer.json::<answer::BatchResponse>()?.results;
         if results.len() != notes.len() {
             return Err(Error::unavailable(format!(
-                "{} notifications were sent, but the response holds {} results",
+                "{} notifications were sent, but the response has {} results; repeat the call with the same keys",
                 notes.len(),
                 results.len()
             )));
@@ -221,7 +222,7 @@ impl Client {
         Ok(results.into_iter().zip(notes).map(one).collect())
     }
 
-    /// Returns the state of a notification. Needs a key that may read.
+    /// Returns the state of a notification. Needs a key with the scope `read`.
     ///
     /// # Errors
     /// [`Error::Refused`] with status 404 when no notification has this id; otherwise as [`Client::enqueue`].
@@ -230,11 +231,11 @@ impl Client {
     }
 
     /// Cancels the deliveries of `entity` that are not yet sent, of all event types or of one. Returns the number of
-    /// cancelled deliveries; when the request was repeated, the number that the last try cancelled. Needs a key that
-    /// may operate.
+    /// cancelled deliveries; if the request was repeated, the number that the last try cancelled. Needs a key with the
+    /// scope `operate`.
     ///
     /// # Errors
-    /// As [`Client::enqueue`].
+    /// The same errors as [`Client::enqueue`].
     pub async fn cancel(&self, entity: &str, event_type: Option<&str>) -> Result<u64, Error> {
         let body = event_type.map_or_else(|| json!({}), |name| json!({"event_type": name}));
         let answer = self.post(&format!("/v1/entities/{}/cancel", segment("entity", entity)?), &body).await?;
@@ -267,12 +268,12 @@ impl Client {
             .header(AUTHORIZATION, &self.authorization)
             .header(USER_AGENT, concat!("postcommit-rust/", env!("CARGO_PKG_VERSION")));
         let request = if body.is_empty() { request } else { request.header(CONTENT_TYPE, "application/json") };
-        request.body(body).map_err(|_| Error::invalid("url", "cannot be used in an HTTP request"))
+        request.body(body).map_err(|_| Error::invalid("url", "cannot be used in an HTTP request; check its path"))
     }
 }
 
-/// The notification as the API expects it. The API has no `strict`, because over HTTP every enqueue is strict. The
-/// tenant is left out when it is the default, because the key implies it.
+/// The notification as JSON for the API. The API has no `strict`, because over HTTP every enqueue is strict. The
+/// default tenant is left out, because the key implies it.
 fn outward(note: &Notification) -> Result<Value, Error> {
     let mut value = serde_json::to_value(note).map_err(|e| Error::invalid("notification", e.to_string()))?;
     if let Value::Object(fields) = &mut value {
@@ -300,7 +301,7 @@ fn bearer(key: &str) -> Result<HeaderValue, Error> {
     let wrong = |_| Error::invalid("key", "contains characters that are not allowed in an HTTP header");
     let mut value = HeaderValue::from_str(&format!("Bearer {key}")).map_err(wrong)?;
     if key.is_empty() {
-        return Err(Error::invalid("key", "is empty"));
+        return Err(Error::invalid("key", "is empty; give an API key"));
     }
     value.set_sensitive(true);
     Ok(value)

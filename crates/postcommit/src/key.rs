@@ -1,16 +1,16 @@
 //! Deterministic idempotency keys.
 //!
-//! There are two kinds: a key made of names that the application has anyway ([`of`]), and a key made of the content
-//! ([`from_content`]) for applications that have no such names.
+//! There are two kinds: a key of names that the application already has ([`of`]), and a key of the content
+//! ([`from_content`]) for applications without such names.
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// A key made of parts: `booking:{id}:{event}:{version}` is `of("booking", (id, event, version))`.
+/// Builds a key from parts: `booking:{id}:{event}:{version}` is `of("booking", (id, event, version))`.
 ///
-/// A part is a text or an integer. An integer counts as its digits: 7 and `"7"` give the same key. A `:` or `%` inside a
-/// part is written as `%3A` or `%25`, so that two different lists of parts never give the same key. A key of more than
-/// 255 characters is refused when the notification is built.
+/// A part is a string or an integer. An integer counts as its digits: 7 and `"7"` give the same key. A `:` or `%`
+/// inside a part is written as `%3A` or `%25`, so that two different lists of parts never give the same key. A key of
+/// more than 255 characters is refused when the notification is built.
 ///
 /// ```
 /// use postcommit::key;
@@ -28,7 +28,8 @@ pub fn of(kind: &str, parts: impl Parts) -> String {
     key
 }
 
-/// One part of a key: a text or an integer. A floating-point number is none, because languages write it differently.
+/// One part of a key: a string or an integer. Floating-point numbers are not allowed, because languages format them
+/// differently.
 pub trait Part: sealed::Part {}
 
 impl<T: sealed::Part + ?Sized> Part for T {}
@@ -91,7 +92,7 @@ mod sealed {
     tuples!(A B C D E F G H);
 }
 
-/// A key made of content: the rule that fired, the requested provider, the payload and the run.
+/// Builds a key from content: the rule that fired, the requested provider, the payload and the run.
 ///
 /// The payload is hashed in its [`canonical`] form: the order of object keys and white space do not change the key.
 #[must_use]
@@ -101,8 +102,8 @@ pub fn from_content(rule: &str, provider: &str, payload: &Value, run: &str) -> S
     of("content", &[rule, provider, run, &hex])
 }
 
-/// JSON with sorted keys and no white space. Numbers are written as `serde_json` writes them: 1.50 becomes 1.5, but 1
-/// and 1.0 differ.
+/// Returns JSON with sorted keys and without white space. `serde_json` formats the numbers: 1.50 becomes 1.5, but 1 and
+/// 1.0 differ.
 #[must_use]
 pub fn canonical(value: &Value) -> String {
     let mut out = String::new();

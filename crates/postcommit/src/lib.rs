@@ -55,7 +55,7 @@ pub use recipient::Recipient;
 pub use timestamp::Timestamp;
 pub use traceparent::TraceParent;
 
-/// The blocks of the page are compiled.
+/// Compiles the code blocks of this documentation page as tests.
 #[cfg(all(doctest, feature = "http", feature = "tokio-postgres", feature = "sqlx-postgres", feature = "webhook"))]
 #[doc = include_str!("../../../docs/clients.md")]
 struct ClientsPage;

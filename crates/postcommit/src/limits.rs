@@ -1,4 +1,4 @@
-//! Every limit of a notification, in one place. A value beyond its limit is refused, and the message names the limit.
+//! Every limit of a notification, in one place. A value beyond its limit is refused, and the error names the limit.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use std::time::Duration;
 pub const PAYLOAD_BYTES: usize = 256 * 1024;
 /// Bytes of the body text.
 pub const BODY_BYTES: usize = 256 * 1024;
-/// Bytes of the per-channel data, as JSON text.
+/// Bytes of the data for single channels, as JSON text.
 pub const DATA_BYTES: usize = 64 * 1024;
 /// Bytes of `source`, as JSON text.
 pub const SOURCE_BYTES: usize = 4 * 1024;
-/// Bytes of the title: the longest line that a mail header may have.
+/// Bytes of the title. A line of a mail header may not be longer.
 pub const TITLE_BYTES: usize = 998;
 /// Bytes of the action URL.
 pub const ACTION_URL_BYTES: usize = 2048;
@@ -18,23 +18,23 @@ pub const ACTION_URL_BYTES: usize = 2048;
 pub const RECIPIENTS: usize = 1000;
 /// Bytes of one address.
 pub const ADDRESS_BYTES: usize = 2048;
-/// Channels named by one notification.
+/// Channels of one notification.
 pub const CHANNELS: usize = 32;
-/// Notifications in one `enqueue_many`.
+/// Notifications in one call of `enqueue_many`.
 pub const BATCH: usize = 1000;
-/// Characters of an idempotency key; at least one.
+/// Characters of an idempotency key. It has at least one.
 pub const KEY_CHARS: usize = 255;
 /// Characters of event type, entity, topic, correlation id and user id.
 pub const NAME_CHARS: usize = 255;
 /// Characters of a tenant, channel or provider name.
 pub const SHORT_NAME_CHARS: usize = 63;
-/// Highest priority; the lowest is 0.
+/// The highest priority. The lowest is 0.
 pub const PRIORITY_MAX: i16 = 9;
-/// Priority of a notification that names none.
+/// The default priority of a notification.
 pub const PRIORITY_DEFAULT: i16 = 5;
 /// Levels of nesting in payload and data.
 pub const JSON_DEPTH: usize = 32;
-/// Shortest time between `due_at` and `expires_at`: SQLite stores both in milliseconds.
+/// The shortest time between `due_at` and `expires_at`. SQLite stores both in milliseconds.
 pub const LIFE: Duration = Duration::from_millis(1);
-/// Days after `due_at` at which a notification without an expiry expires.
+/// The default expiry of a notification, in days after `due_at`.
 pub const EXPIRY_DAYS: i64 = 30;

@@ -3,32 +3,33 @@ use serde_json::Value;
 
 use crate::{Error, Recipient, Timestamp, TraceParent, check, limits};
 
-/// A notification: its content, recipients, channels and schedule. Immutable once enqueued.
+/// A notification: its content, recipients, channels and times. It cannot be changed after it was enqueued.
 ///
-/// Made by [`Notification::event`] or [`Notification::message`], or read from JSON with the same field names. Both
-/// check the limits of [`crate::limits`], so every `Notification` value is one that Postcommit accepts.
+/// Create it with [`Notification::event`] or [`Notification::message`], or read it from JSON with the same field names.
+/// Both check the limits of [`crate::limits`], so Postcommit accepts every `Notification` value.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Notification {
-    /// Dotted name of what happened, 1 to 255 characters.
+    /// The event type, a dotted name of 1 to 255 characters.
     pub event_type: String,
-    /// The event's data, at most 256 KB and 32 levels. `null` is `{}`.
+    /// The event's data, at most 256 KB and 32 levels. `null` becomes `{}`.
     pub payload: Value,
-    /// 1 to 255 characters, unique in the tenant. A second notification with the same key is not sent.
+    /// The idempotency key: 1 to 255 characters, unique in the tenant. A second notification with the same key is not
+    /// sent.
     pub idempotency_key: String,
     /// The tenant that owns the notification: 1 to 63 letters, digits, `_`, `-`, `.`. Default `default`.
     pub tenant: String,
-    /// The id of the thing that the notification is about, e.g. of a booking; 1 to 255 characters.
+    /// The id of the entity that the notification is about, e.g. of a booking; 1 to 255 characters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entity: Option<String>,
     /// The recipients, at most 1,000.
     pub recipients: Vec<Recipient>,
     /// The channels to use, at most 32. When empty, each recipient's kind of address determines the channels.
     pub channels: Vec<String>,
-    /// Subject or heading, at most 998 bytes, one line.
+    /// The subject or heading: one line, at most 998 bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
-    /// The text, at most 256 KB.
+    /// The text of the message, at most 256 KB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub body: Option<String>,
     /// The link for the reader: http, https, mailto or tel, at most 2,048 bytes.
@@ -37,7 +38,7 @@ pub struct Notification {
     /// Data for single channels, an object by channel: `{"whatsapp": {…}}`. At most 64 KB and 32 levels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<Value>,
-    /// 0 to 9; 9 is sent first. Default 5.
+    /// The priority, 0 to 9. 9 is sent first. Default 5.
     pub priority: i16,
     /// The notification is not sent before this time. Default: it is due immediately.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -46,24 +47,24 @@ pub struct Notification {
     /// is due.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Timestamp>,
-    /// Where the notification came from, at most 4 KB as JSON.
+    /// The origin of the notification, at most 4 KB as JSON.
     #[serde(skip_serializing_if = "Source::is_empty")]
     pub source: Source,
     /// The id of the request or trace that caused the notification; 1 to 255 characters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub correlation_id: Option<String>,
-    /// The stream the event belongs to, e.g. `booking.events`; 1 to 255 characters.
+    /// The stream that the event belongs to, e.g. `booking.events`; 1 to 255 characters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub topic: Option<String>,
     /// The version of the payload's format.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schema_version: Option<i32>,
-    /// Makes the same key with other content an error. Otherwise the first notification stands and the conflict is
-    /// recorded. Default false.
+    /// Whether the same key with other content is an error. If false, the first notification is kept and the conflict
+    /// is recorded. Default false.
     pub strict: bool,
 }
 
-/// The origin of a notification: the site, the instance, the script or rule that made it, and when.
+/// The origin of a notification: the site, the instance, the script or rule that created it, and the time.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
@@ -74,13 +75,13 @@ pub struct Source {
     /// The process or machine at the site.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
-    /// The script that made the notification.
+    /// The script that created the notification.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub script: Option<String>,
-    /// The rule that made the notification.
+    /// The rule that created the notification.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// When the site made the notification.
+    /// The time at which the site created the notification.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enqueued_at: Option<Timestamp>,
     /// The W3C `traceparent` of the span that enqueued the notification. Its attempts become part of that trace.
@@ -89,7 +90,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// A source that names its site.
+    /// Creates a source with the name of its site.
     pub fn site(site: impl Into<String>) -> Self {
         Self { site: Some(site.into()), ..Self::default() }
     }
@@ -126,20 +127,21 @@ impl Notification {
 pub struct Builder(Draft);
 
 impl Builder {
-    /// The idempotency key, 1 to 255 characters. Without one a random key is used, and a repeated enqueue is not
-    /// recognised.
+    /// Sets the idempotency key, 1 to 255 characters. Without this call the key is random, and a repeated enqueue is
+    /// not recognised.
     pub fn key(mut self, key: impl Into<String>) -> Self {
         self.0.idempotency_key = Some(key.into());
         self
     }
 
-    /// The tenant that owns the notification: 1 to 63 letters, digits, `_`, `-`, `.`. Default `default`.
+    /// Sets the tenant that owns the notification: 1 to 63 letters, digits, `_`, `-`, `.`. Default `default`.
     pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
         self.0.tenant = tenant.into();
         self
     }
 
-    /// The id of the thing that the notification is about, 1 to 255 characters. `cancel` finds notifications by it.
+    /// Sets the id of the entity that the notification is about, 1 to 255 characters. `cancel` finds notifications by
+    /// it.
     pub fn entity(mut self, entity: impl Into<String>) -> Self {
         self.0.entity = Some(entity.into());
         self
@@ -151,82 +153,82 @@ impl Builder {
         self
     }
 
-    /// Adds a channel: at most 32, each of 1 to 63 letters, digits, `_`, `-`, `.`. `in-app` is `in_app`. Without any, each recipient's kind
-    /// of address determines the channels.
+    /// Adds a channel: at most 32, each of 1 to 63 letters, digits, `_`, `-`, `.`. `in-app` means `in_app`. Without
+    /// channels, each recipient's kind of address determines the channels.
     pub fn channel(mut self, channel: impl Into<String>) -> Self {
         self.0.channels.push(channel.into());
         self
     }
 
-    /// Subject or heading, at most 998 bytes, one line.
+    /// Sets the subject or heading: one line, at most 998 bytes.
     pub fn title(mut self, title: impl Into<String>) -> Self {
         self.0.title = Some(title.into());
         self
     }
 
-    /// The text, at most 256 KB.
+    /// Sets the text of the message, at most 256 KB.
     pub fn body(mut self, body: impl Into<String>) -> Self {
         self.0.body = Some(body.into());
         self
     }
 
-    /// The link for the reader: http, https, mailto or tel, at most 2,048 bytes.
+    /// Sets the link for the reader: http, https, mailto or tel, at most 2,048 bytes.
     pub fn action_url(mut self, url: impl Into<String>) -> Self {
         self.0.action_url = Some(url.into());
         self
     }
 
-    /// Data for single channels, an object by channel: `{"whatsapp": {…}}`, at most 64 KB.
+    /// Sets the data for single channels, an object by channel: `{"whatsapp": {…}}`, at most 64 KB.
     pub fn data(mut self, data: Value) -> Self {
         self.0.data = Some(data);
         self
     }
 
-    /// 0 to 9; 9 is sent first. Default 5.
+    /// Sets the priority, 0 to 9. 9 is sent first. Default 5.
     pub fn priority(mut self, priority: i16) -> Self {
         self.0.priority = priority;
         self
     }
 
-    /// The notification is not sent before this time. Default: it is due immediately.
+    /// Sets the time before which the notification is not sent. Default: it is due immediately.
     pub fn due_at(mut self, at: impl Into<Timestamp>) -> Self {
         self.0.due_at = Some(at.into());
         self
     }
 
-    /// The notification is not sent after this time. Default: 30 days after it is due. `build` compares it with `due_at`
-    /// if that is given. Without `due_at`, the database refuses a time that has passed when the notification is
-    /// enqueued.
+    /// Sets the time after which the notification is not sent. Default: 30 days after it is due. `build` compares it
+    /// with `due_at` if that is given. Without `due_at`, the database refuses a time that has passed when the
+    /// notification is enqueued.
     pub fn expires_at(mut self, at: impl Into<Timestamp>) -> Self {
         self.0.expires_at = Some(at.into());
         self
     }
 
-    /// Where the notification came from, at most 4 KB.
+    /// Sets the origin of the notification, at most 4 KB.
     pub fn source(mut self, source: Source) -> Self {
         self.0.source = source;
         self
     }
 
-    /// The id of the request or trace that caused the notification, 1 to 255 characters.
+    /// Sets the id of the request or trace that caused the notification, 1 to 255 characters.
     pub fn correlation_id(mut self, id: impl Into<String>) -> Self {
         self.0.correlation_id = Some(id.into());
         self
     }
 
-    /// The stream the event belongs to, 1 to 255 characters.
+    /// Sets the stream that the event belongs to, 1 to 255 characters.
     pub fn topic(mut self, topic: impl Into<String>) -> Self {
         self.0.topic = Some(topic.into());
         self
     }
 
-    /// The version of the payload's format.
+    /// Sets the version of the payload's format.
     pub fn schema_version(mut self, version: i32) -> Self {
         self.0.schema_version = Some(version);
         self
     }
 
-    /// Makes the same key with other content an error. Default: the first notification stands and the conflict is
+    /// Makes the same key with other content an error. Default: the first notification is kept and the conflict is
     /// recorded.
     pub fn strict(mut self) -> Self {
         self.0.strict = true;
@@ -236,14 +238,14 @@ impl Builder {
     /// Checks every field and returns the notification.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with the first field that is beyond its limit, and the limit.
+    /// [`Error::Invalid`] with the first invalid field, and what is allowed.
     pub fn build(self) -> Result<Notification, Error> {
         self.0.check()?;
         Ok(self.0.into_notification())
     }
 }
 
-/// The fields of a notification before they are checked. JSON is read into it too.
+/// The fields of a notification before they are checked. JSON is also read into this type.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Draft {
@@ -352,7 +354,7 @@ impl Draft {
     fn into_notification(self) -> Notification {
         Notification {
             event_type: self.event_type,
-            // The schema treats an absent payload like an empty object. `null` becomes one too.
+            // The schema treats an absent payload as an empty object, so `null` becomes an empty object, too.
             payload: if self.payload.is_null() { Value::Object(serde_json::Map::new()) } else { self.payload },
             idempotency_key: self.idempotency_key.unwrap_or_else(random_key),
             tenant: self.tenant,

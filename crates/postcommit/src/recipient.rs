@@ -7,8 +7,8 @@ use crate::{check, limits};
 
 /// A recipient: a user or list that Postcommit knows, or an address.
 ///
-/// In JSON one object: `{"user": id}`, `{"list": name}`, `{"email": a}`, `{"phone": "+…"}`, `{"slack": url}`,
-/// `{"teams": url}`, `{"webhook": url}` or `{"provider": name, "address": a}`.
+/// In JSON, a recipient is one object: `{"user": id}`, `{"list": name}`, `{"email": a}`, `{"phone": "+…"}`, `{"slack":
+/// url}`, `{"teams": url}`, `{"webhook": url}` or `{"provider": name, "address": a}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Recipient {
@@ -27,7 +27,7 @@ pub enum Recipient {
     Teams(String),
     /// An http(s) endpoint that receives signed JSON.
     Webhook(String),
-    /// An address understood by the named provider.
+    /// An address that the named provider understands.
     Provider {
         /// The provider's name, as configured.
         provider: String,
@@ -95,7 +95,7 @@ impl Recipient {
     /// Reads one entry of `recipients`.
     ///
     /// # Errors
-    /// When the JSON has none of the allowed forms. The message lists them.
+    /// The JSON has none of the allowed forms. The error lists them.
     pub fn from_json(value: &Value) -> Result<Self, String> {
         const SHAPES: &str = concat!(
             r#"a recipient is one of {"user": id}, {"list": name}, {"email": a}, {"phone": "+…"}, "#,
@@ -126,7 +126,7 @@ impl Recipient {
     /// Checks whether the address is valid for its kind.
     ///
     /// # Errors
-    /// What is wrong and what is allowed.
+    /// A sentence that says what is wrong and what is allowed.
     pub fn check(&self) -> Result<(), String> {
         let (_, value) = self.parts();
         if value.is_empty() || value.len() > limits::ADDRESS_BYTES {

@@ -1,4 +1,4 @@
-//! Assertions for the application's own tests: was a notification enqueued in this transaction?
+//! Assertions for the application's own tests: they check whether a notification was enqueued in a transaction.
 //!
 //! Call an assertion on the transaction in which the code under test ran, then roll the transaction back: nothing is
 //! sent. The assertions read the view `notification_status`, so the database login of the test must own the schema or
@@ -11,8 +11,8 @@
 //! transaction.rollback().await?;
 //! ```
 
-/// Panics unless the transaction's notifications are as wanted. `found` is limited in number and begins with those that
-/// match.
+/// Panics unless the transaction has, or does not have, a matching notification, as `wanted` says. `found` is limited
+/// in number and begins with the matching notifications.
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "rusqlite"))]
 fn judge(found: &[(String, Option<String>)], event_type: &str, entity: Option<&str>, wanted: bool) {
     let matching = found
@@ -44,7 +44,7 @@ fn cannot_read(code: Option<&str>, problem: &dyn std::fmt::Display) -> ! {
     const INSUFFICIENT_PRIVILEGE: &str = "42501";
     if code == Some(INSUFFICIENT_PRIVILEGE) {
         panic!(
-            "to assert what was enqueued, this login must read the view postcommit.notification_status, and it may not \
+            "the assertion needs the right to read the view postcommit.notification_status, which this login does not have \
              ({problem}). A producer may only enqueue. Run the test as the login that owns the schema, or as a login \
              with the reader role; an administrator grants it in psql: SELECT format('GRANT %I TO your_login', \
              postcommit.role_name('reader')) \\gexec"
@@ -60,7 +60,7 @@ const SQLITE_SEEN: &str = "\
     ORDER BY event_type = ?1 AND (?2 IS NULL OR entity IS ?2) DESC, id DESC
     LIMIT 100";
 
-/// With a `tokio_postgres` transaction.
+/// Assertions for a `tokio_postgres` transaction.
 #[cfg(feature = "tokio-postgres")]
 pub mod tokio_postgres {
     use ::tokio_postgres::GenericClient;
@@ -88,7 +88,7 @@ pub mod tokio_postgres {
     }
 }
 
-/// With a `sqlx` transaction on PostgreSQL.
+/// Assertions for a `sqlx` transaction on PostgreSQL.
 #[cfg(feature = "sqlx-postgres")]
 pub mod sqlx_postgres {
     use ::sqlx::PgConnection;
@@ -116,7 +116,8 @@ pub mod sqlx_postgres {
     }
 }
 
-/// With a `sqlx` transaction on SQLite. SQLite has no transaction time: every notification in the file counts.
+/// Assertions for a `sqlx` transaction on SQLite. SQLite has no transaction time, so every notification in the file
+/// counts.
 #[cfg(feature = "sqlx-sqlite")]
 pub mod sqlx_sqlite {
     use ::sqlx::SqliteConnection;
@@ -141,7 +142,7 @@ pub mod sqlx_sqlite {
     }
 }
 
-/// With a `rusqlite` transaction. SQLite has no transaction time: every notification in the file counts.
+/// Assertions for a `rusqlite` transaction. SQLite has no transaction time, so every notification in the file counts.
 #[cfg(feature = "rusqlite")]
 pub mod rusqlite {
     use ::rusqlite::Connection;

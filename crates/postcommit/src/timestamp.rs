@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const MICROS: i64 = 1_000_000;
 const DAY: i64 = 86_400 * MICROS;
-/// The years 1 to 9999, which RFC 3339 can write and both databases can read.
+/// The range of times that RFC 3339 and both databases support: the years 1 to 9999, in microseconds since 1970.
 const WRITABLE: std::ops::RangeInclusive<i64> = -62_135_596_800_000_000..=253_402_300_799_999_999;
 
 /// A time in UTC, in microseconds since 1970. `due_at` and `expires_at` must lie in the years 1 to 9999. PostgreSQL
@@ -134,7 +134,8 @@ fn parse(text: &str) -> Option<Timestamp> {
     Some(days * DAY + seconds * MICROS + micros).filter(|micros| WRITABLE.contains(micros)).map(Timestamp)
 }
 
-/// Parses what follows the seconds: an optional fraction, then `Z` or an offset. The offset is returned in seconds.
+/// Parses the text after the seconds: an optional fraction, then `Z` or an offset. Returns the fraction in microseconds
+/// and the offset in seconds.
 fn fraction_and_offset(rest: &str) -> Option<(i64, i64)> {
     let (micros, rest) = match rest.strip_prefix('.') {
         None => (0, rest),

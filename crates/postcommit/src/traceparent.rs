@@ -11,7 +11,7 @@ pub struct TraceParent {
     pub trace_id: u128,
     /// The id of the parent span; never 0.
     pub span_id: u64,
-    /// Whether the system that began the trace records it.
+    /// Whether the system that started the trace records it.
     pub sampled: bool,
 }
 
@@ -24,7 +24,7 @@ impl fmt::Display for TraceParent {
 impl FromStr for TraceParent {
     type Err = String;
 
-    /// Reads version 00. Of a later version it reads the fields of version 00, as the standard requires.
+    /// Parses version 00. In a later version, only the fields of version 00 are read, as the standard requires.
     fn from_str(text: &str) -> Result<Self, String> {
         parse(text).ok_or_else(|| {
             "is not a W3C traceparent such as 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned()

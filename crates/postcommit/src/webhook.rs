@@ -1,5 +1,5 @@
 //! Verifies webhooks that Postcommit sends, for applications that receive them. They follow [Standard
-//! Webhooks](https://www.standardwebhooks.com), so any other sender of that form is verified as well.
+//! Webhooks](https://www.standardwebhooks.com), so webhooks of other senders that follow it can be verified, too.
 //!
 //! ```
 //! use std::time::{Duration, UNIX_EPOCH};
@@ -25,29 +25,29 @@ use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-/// How far `webhook-timestamp` may be from now, in both directions.
+/// The largest allowed difference between `webhook-timestamp` and now, in both directions.
 pub const TOLERANCE: Duration = Duration::from_secs(5 * 60);
 
-/// Why a request was not verified. Answer it with [`Unverified::status`]. No variant holds a secret, a signature or a
-/// body.
+/// The reason why a request was not verified. Answer the request with [`Unverified::status`]. No variant contains a
+/// secret, a signature or a body.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unverified {
-    /// The request lacks a header, or has it in another form.
+    /// A header is missing or malformed.
     #[error("{name}: {problem}")]
     Header {
         /// The header's name.
         name: &'static str,
-        /// What is wrong and what is allowed.
+        /// A sentence that says what is wrong and what is allowed.
         problem: &'static str,
     },
     /// The request was signed too long ago, or the clocks of sender and receiver differ. It may be a replay.
     #[error("webhook-timestamp: is {seconds} seconds from now; at most {} are allowed", TOLERANCE.as_secs())]
     Time {
-        /// The distance in either direction.
+        /// The difference in seconds, in either direction.
         seconds: u64,
     },
-    /// No signature was made with the secret: the secret is another one, or the body was changed on its way.
+    /// No signature matches: the secret is wrong, or the body was changed on its way.
     #[error("webhook-signature: no signature matches; the secret is wrong, or the body differs from the signed bytes")]
     Signature,
     /// The receiver's own secret is missing or malformed: its configuration is wrong, not the request.
@@ -56,8 +56,9 @@ pub enum Unverified {
 }
 
 impl Unverified {
-    /// The HTTP status for the answer. 400 makes Postcommit park the delivery. 500, for [`Unverified::Secret`], makes it
-    /// try again, so that nothing is lost until the receiver's configuration is mended.
+    /// The HTTP status for the answer. After 400, Postcommit parks the delivery. After 500, which is for
+    /// [`Unverified::Secret`], Postcommit tries again, so that no message is lost until the receiver's configuration is
+    /// fixed.
     #[must_use]
     pub const fn status(&self) -> u16 {
         match self {
@@ -68,10 +69,10 @@ impl Unverified {
 }
 
 /// Verifies that `body` was signed with `secret` within five minutes of `now`, and returns its `webhook-id`. The id is
-/// the same on every attempt: an id that was seen before is a repetition, to be answered with 2xx and otherwise ignored.
+/// the same on every attempt. If the receiver has seen the id before, it must answer 2xx and ignore the request.
 ///
-/// `secret` is `whsec_…`; while secrets are rotated it may be several, separated by spaces. `header` looks a header up by
-/// its name in lower case. `body` is the body as it was received, before any parsing. `now` is `SystemTime::now()`.
+/// `secret` is `whsec_…`, or during a rotation several secrets, separated by spaces. `header` returns a header by its
+/// name in lower case. `body` is the body as it was received, before any parsing. `now` is `SystemTime::now()`.
 /// Signatures are compared in constant time.
 ///
 /// # Errors
@@ -93,7 +94,7 @@ pub fn verify<'a>(
             signed.iter().fold(mac, |mac, part| mac.chain_update(part)).verify_slice(signature).is_ok()
         })
     };
-    // Signatures of other versions are left to receivers that know them.
+    // Only signatures of version 1 are checked. Others are ignored.
     let signatures = given.split(' ').filter_map(|one| STANDARD.decode(one.strip_prefix("v1,")?).ok());
     match signatures.into_iter().any(|signature| keys.iter().any(|key| fits(key, &signature))) {
         true => Ok(id),

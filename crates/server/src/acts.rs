@@ -33,7 +33,7 @@ pub async fn on_ids(
     Ok(keys.iter().map(|key| key.and_then(|_| acted.next()).unwrap_or(Acted::NotFound)).collect())
 }
 
-/// The name of a result, and the present state of the delivery.
+/// The name of a result, and the current state of the delivery.
 pub fn told(act: Act, acted: Acted) -> (&'static str, Option<String>) {
     match acted {
         Acted::Done => ("done", Some(act.result().to_owned())),
@@ -43,16 +43,16 @@ pub fn told(act: Act, acted: Acted) -> (&'static str, Option<String>) {
     }
 }
 
-/// Why the deliveries that match a filter cannot be retried or discarded.
+/// The reason why the deliveries that match a filter cannot be retried or discarded.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FilterError {
-    /// A retry concerns either parked or retrying deliveries.
-    #[error("is {0}; a retry is either of parked or of retrying deliveries")]
+    /// The filter selects a state that cannot be retried.
+    #[error("is {0}; a retry needs either parked or retrying deliveries")]
     NotRetriable(String),
-    /// Only parked deliveries can be discarded.
+    /// The filter selects a state that cannot be discarded.
     #[error("is {0}; only parked deliveries can be discarded")]
     NotParked(String),
-    /// Jobs do not select by it.
+    /// The filter has the condition `stuck`, which jobs do not support.
     #[error(
         "cannot select the deliveries of a retry or discard; parked deliveries are never stuck, and retrying ones \
         are selected by their other fields"

@@ -1,6 +1,6 @@
-//! The HTTP API: one route table, and the document that describes it, made from the same types.
+//! The HTTP API: one route table, and the OpenAPI document, which is generated from the same types.
 //!
-//! Every route names its scope in `security`; a test walks the document and checks each route.
+//! Every route names its scope in `security`. A test reads the document and checks each route.
 
 #![allow(unused_qualifications, reason = "utoipa's macros write them")]
 
@@ -110,7 +110,7 @@ fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(session::show_session, session::end_session))
 }
 
-/// The routes and the document, in which a body is optional where all its fields are.
+/// The routes and the document. In the document, a body is optional if all its fields are optional.
 fn described() -> (Router<AppState>, OpenApi) {
     let (router, mut document) = routes().split_for_parts();
     let schemas = document.components.as_ref().map(|components| components.schemas.clone()).unwrap_or_default();
@@ -172,7 +172,7 @@ impl Modify for Keys {
     }
 }
 
-/// The tenant, for callers that may choose.
+/// The tenant of a request, for callers that may choose it.
 #[derive(utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[allow(dead_code, reason = "the caller reads it; this describes it")]
@@ -182,12 +182,12 @@ pub struct TenantQuery {
     tenant: Option<String>,
 }
 
-/// The schema of a text with these values.
+/// The schema of a string with these allowed values.
 fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> ObjectBuilder {
     ObjectBuilder::new().schema_type(Type::String).enum_values(Some(names))
 }
 
-/// The problems that every route may answer with.
+/// The problems that every route may return.
 pub struct ProblemResponses;
 
 impl IntoResponses for ProblemResponses {
@@ -223,7 +223,7 @@ impl IntoResponses for ProblemResponses {
 mod tests {
     use super::*;
 
-    /// `UPDATE_GOLDEN=1` writes it anew.
+    /// `UPDATE_GOLDEN=1` writes the document again.
     #[test]
     fn the_document_is_the_one_that_is_checked_in() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");

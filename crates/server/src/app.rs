@@ -30,12 +30,12 @@ pub struct App {
     pub gate: GroupCommit,
     pub tools: Tools,
     pub auth: Auth,
-    /// Held while `POST /v1/dispatch` makes a pass, so that only one pass runs at a time.
+    /// The lock that `POST /v1/dispatch` holds during a pass, so that only one pass runs at a time.
     pub passing: Arc<tokio::sync::Mutex<()>>,
     /// The inboxes that browsers have open in this process.
     pub inboxes: Inboxes,
     pub inbox: InboxSettings,
-    /// The address at which people reach this server, without a slash at its end.
+    /// The URL of this server for browsers, without a slash at its end.
     pub base_url: String,
     /// A delivery that was first due longer ago than this counts as stuck.
     pub stuck_after: Duration,
@@ -84,7 +84,7 @@ pub fn missing_file(settings: &Settings) -> Option<PathBuf> {
     }
 }
 
-/// Where the key that encrypts the providers' secrets comes from.
+/// The source of the key that encrypts the providers' secrets.
 pub fn keys(settings: &Settings) -> KeySource {
     let secrets = &settings.secrets;
     if secrets.key.is_empty() {

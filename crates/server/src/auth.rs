@@ -25,13 +25,13 @@ use crate::settings::ApiSettings;
 
 /// The cookie of a session. The prefix `__Host-` binds it to this host, and to HTTPS or loopback.
 pub const COOKIE: &str = "__Host-postcommit";
-/// How long after its last request a session ends.
+/// The time after its last request at which a session ends.
 pub const SESSION_LASTS: Duration = Duration::from_secs(12 * 3600);
-/// How long a key is cached. The process that revokes a key clears its own cache immediately.
+/// The time for which a key is cached. The process that revokes a key clears its own cache immediately.
 const BELIEVED: Duration = Duration::from_secs(1);
-/// The most keys in the cache.
+/// The maximum number of keys in the cache.
 const REMEMBERED: usize = 10_000;
-/// How many failed sign-ins per second one address may make after its burst is used up.
+/// The number of failed sign-ins per second that one address may make after its burst is used up.
 const FAILURES_PER_S: f64 = 1.0 / 6.0;
 
 const NO_KEY: &str = "the request has no key; send `Authorization: Bearer pc_…`";
@@ -73,7 +73,7 @@ impl Auth {
         self.believed.lock().unwrap_or_else(PoisonError::into_inner).values_mut().for_each(|(_, until)| *until = now);
     }
 
-    /// Stores which keys were used since the last call.
+    /// Stores the time of use of the keys that were used since the last call.
     pub async fn note_used_once(&self, store: &Store) -> Result<(), DbError> {
         let mut used = std::mem::take(&mut *self.used.lock().unwrap_or_else(PoisonError::into_inner));
         used.sort_unstable();
@@ -254,7 +254,11 @@ impl Caller {
                 let found = app.store.tenant(name).await?;
                 found.map(|id| (id, name.to_owned())).ok_or_else(|| Problem::invalid("tenant", no_tenant(name)))
             }
-            Some(_) => Err(Problem::new(ProblemKind::Forbidden, "the key belongs to another tenant").about("tenant")),
+            Some(_) => Err(Problem::new(
+                ProblemKind::Forbidden,
+                "the key belongs to another tenant; use a key of this tenant, or one with the scope ops",
+            )
+            .about("tenant")),
         }
     }
 
@@ -309,7 +313,11 @@ impl Caller {
             .map(|(_, value)| value.into_owned());
         let Some(named) = named else { return Ok(()) };
         if named != self.tenant_name && !self.scopes.allows(Scope::Ops) {
-            return Err(Problem::new(ProblemKind::Forbidden, "the key belongs to another tenant").about("tenant"));
+            return Err(Problem::new(
+                ProblemKind::Forbidden,
+                "the key belongs to another tenant; use a key of this tenant, or one with the scope ops",
+            )
+            .about("tenant"));
         }
         let found = if named == self.tenant_name { Some(self.tenant) } else { app.store.tenant(&named).await? };
         let found = found.ok_or_else(|| Problem::new(ProblemKind::NotFound, no_tenant(&named)).about("tenant"))?;
@@ -357,7 +365,7 @@ macro_rules! callers {
 
 callers!(Enqueuer: Enqueue, Reader: Read, Operator: Operate, Editor: Edit, Administrator: Admin, Ops: Ops);
 
-/// For routes that also work without a credential and answer more with one.
+/// The optional caller of routes that also work without a credential but answer less.
 impl OptionalFromRequestParts<AppState> for Caller {
     type Rejection = Problem;
 

@@ -1,4 +1,4 @@
-//! The command line. One list of commands; each is a file of its name.
+//! The command line: the list of commands. Each command has a file with its name.
 
 mod apply;
 mod audit;
@@ -52,7 +52,7 @@ pub struct Cli {
     command: Command,
 }
 
-/// The options of every command.
+/// The global options, which every command accepts.
 #[derive(Debug, Args)]
 pub struct GlobalOptions {
     /// Output format of the data
@@ -69,11 +69,11 @@ pub struct GlobalOptions {
     /// Settings file [default: postcommit.toml, if that file exists]
     #[arg(long, global = true, help_heading = "Global options", value_name = "FILE", env = "POSTCOMMIT_CONFIG")]
     config: Option<PathBuf>,
-    /// The database, sqlite:PATH or postgres://… [default: the setting database.url, otherwise the environment variable
+    /// Database: sqlite:PATH or postgres://… [default: the setting database.url, otherwise the environment variable
     /// DATABASE_URL]
     #[arg(long, global = true, help_heading = "Global options", value_name = "URL")]
     database_url: Option<String>,
-    /// Override any setting, e.g. --setting dispatch.lease_s=30; repeatable
+    /// Override a setting, e.g. --setting dispatch.lease_s=30; repeatable
     #[arg(long = "setting", global = true, help_heading = "Global options", value_name = "NAME=VALUE")]
     setting: Vec<String>,
 }
@@ -85,13 +85,13 @@ enum Command {
         /// Address and port to listen on [default: the setting server.listen]
         #[arg(long, value_name = "ADDRESS")]
         listen: Option<String>,
-        /// Which parts run in this process: the API, the dispatcher, or all
+        /// Parts to run in this process: the API, the dispatcher, or all
         #[arg(long, value_enum, default_value = "all")]
         role: Role,
-        /// Do not migrate the schema; refuse to start when it is out of date
+        /// Do not migrate the schema; refuse to start if the schema is out of date
         #[arg(long)]
         no_migrate: bool,
-        /// Stop when stdin ends: the process must not outlive the benchmark that started it, even if that is killed
+        /// Stop when stdin ends, so that the server does not outlive the benchmark that started it
         #[arg(long, hide = true)]
         while_stdin: bool,
     },
@@ -117,7 +117,7 @@ enum Command {
     /// Create, change, list and delete layouts and partials of templates
     #[command(subcommand)]
     Layouts(layouts::Layouts),
-    /// Show and change the settings that templates have in common: language, time zone, date format, brand
+    /// Show and change the settings that all templates of a tenant share: language, time zone, date format, brand
     #[command(subcommand)]
     Content(content::Content),
     /// Create, change, delete, import and export users, and set their preferences
@@ -126,17 +126,17 @@ enum Command {
     /// Create, change, delete, import and export lists of recipients
     #[command(subcommand)]
     Lists(member_lists::Lists),
-    /// List, add, remove, import and export suppressions: addresses to which nothing is sent
+    /// List, add, remove, import and export suppressions: addresses that receive no messages
     #[command(subcommand)]
     Suppressions(suppressions::Suppressions),
     /// Declare, list, change and delete event types
     #[command(subcommand)]
     EventTypes(event_types::EventTypes),
-    /// Create and change templates, layouts, lists, providers and event types as a folder of files describes them
+    /// Create and change templates, layouts, lists, providers and event types from a folder of files
     Apply(apply::Apply),
     /// Write templates, layouts, lists, providers and event types to a folder of files
     Export(export::Export),
-    /// Create, list and revoke API keys; make sign-in links
+    /// Create, list and revoke API keys; create sign-in links
     #[command(subcommand)]
     Keys(keys::Keys),
     /// Create, list and suspend tenants, and change their weights (shares of the sending capacity)
@@ -216,7 +216,7 @@ impl Cli {
 }
 
 impl GlobalOptions {
-    /// The settings by these options, the environment and the settings file, and further flags of the command.
+    /// Loads the settings from these options, the environment, the settings file and `more` flags of the command.
     pub fn layers(&self, more: impl IntoIterator<Item = Flag<'static>>) -> Result<Layers, Failure> {
         let usage = |problem: String| Failure::new(Exit::Usage, problem);
         let mut flags: Vec<Flag<'_>> = more.into_iter().collect();
@@ -227,7 +227,7 @@ impl GlobalOptions {
         }));
         for pair in &self.setting {
             let (name, value) =
-                pair.split_once('=').ok_or_else(|| usage(format!("--setting {pair}: write NAME=VALUE")))?;
+                pair.split_once('=').ok_or_else(|| usage(format!("--setting {pair}: has no '='; write NAME=VALUE")))?;
             flags.push(Flag { setting: name, value: value.to_owned(), flag: "--setting" });
         }
         let environment = std::env::vars_os()
@@ -238,7 +238,7 @@ impl GlobalOptions {
     }
 }
 
-/// The id of a tenant by its name, if one was given.
+/// The id of the tenant with this name. `None` if no name was given.
 async fn tenant(store: &Store, name: Option<&str>) -> Result<Option<i32>, Failure> {
     Ok(match name {
         Some(name) => Some(known_tenant(store, name).await?),
@@ -246,7 +246,7 @@ async fn tenant(store: &Store, name: Option<&str>) -> Result<Option<i32>, Failur
     })
 }
 
-/// How long a page of a list is.
+/// The length of a page of a list.
 #[derive(Debug, Args)]
 pub struct LimitArgs {
     /// Show at most this many rows, 1 to 200
@@ -254,19 +254,18 @@ pub struct LimitArgs {
     limit: i64,
 }
 
-/// Which page of a list of deliveries or notifications.
+/// Selects a page of a list of deliveries or notifications.
 #[derive(Debug, Args)]
 struct PageArgs {
-    /// Show what is older than this position. Lists begin with the newest; each page prints the position where it ended.
-    /// A notification's id is also a position
+    /// Only rows older than this position: the position that the previous page printed, or the id of a notification
     #[arg(long, value_name = "POSITION")]
     before: Option<Position>,
     #[command(flatten)]
     size: LimitArgs,
 }
 
-/// Prints a page of one tenant's rows or of every tenant's, and tells a person how to get the next one. The tenant
-/// column is left out where it would say the same in every row.
+/// Prints a page of the rows of one tenant or of all tenants, and the option for the next page. The tenant column is
+/// left out if the rows belong to one tenant.
 async fn print_page<T: serde::Serialize>(
     format: Format,
     store: &Store,
@@ -283,23 +282,25 @@ async fn print_page<T: serde::Serialize>(
     Ok(Exit::Ok)
 }
 
-/// The store for commands that change something, with the operator as the actor.
+/// The store for commands that change data, with the operator as the actor.
 async fn acting(settings: &Settings) -> Result<Store, Failure> {
     Ok(app::store(settings).await?.by(app::operator()))
 }
 
-/// The id of a tenant that must exist.
+/// The id of the tenant with this name. The tenant must exist.
 async fn known_tenant(store: &Store, name: &str) -> Result<i32, Failure> {
-    store.tenant(name).await?.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no tenant {name:?}")))
+    store.tenant(name).await?.ok_or_else(|| {
+        Failure::new(Exit::NotFound, format!("there is no tenant {name:?}; `postcommit tenants list` lists them"))
+    })
 }
 
-/// Which page of a list that is ordered by tenant and name.
+/// Selects a page of a list that is ordered by tenant and name.
 #[derive(Debug, Args)]
 struct NamePageArgs {
     /// Only rows of this tenant [default: every tenant]
     #[arg(long)]
     tenant: Option<String>,
-    /// Begin after this name, the last one of the previous page
+    /// Only rows after this name: the last name of the previous page
     #[arg(long, value_name = "NAME", requires = "tenant")]
     after: Option<String>,
     #[command(flatten)]
@@ -307,7 +308,7 @@ struct NamePageArgs {
 }
 
 impl NamePageArgs {
-    /// The tenant and the name after which the page begins.
+    /// The tenant of the rows, and the position after which the page begins.
     async fn place(&self, store: &Store) -> Result<(Option<i32>, Option<(i32, String)>), Failure> {
         let tenant = tenant(store, self.tenant.as_deref()).await?;
         Ok((tenant, tenant.zip(self.after.clone())))
@@ -317,9 +318,9 @@ impl NamePageArgs {
 /// The name of an object, and its tenant.
 #[derive(Debug, Args)]
 struct NameArgs {
-    /// The name, or the id of a user, as the list prints it
+    /// Name of the object, or id of the user, as the list prints it
     name: String,
-    /// The tenant that owns it
+    /// Tenant of the object
     #[arg(long, default_value = "default")]
     tenant: String,
 }
@@ -335,7 +336,7 @@ struct DeleteArgs {
 }
 
 impl DeleteArgs {
-    /// The name and the tenant, after a person has agreed that this object goes.
+    /// Asks for confirmation, then returns the tenant and the name of the object to delete.
     async fn agreed(&self, store: &Store, what: &str) -> Result<(i32, &str), Failure> {
         let (tenant, name) = (known_tenant(store, &self.which.tenant).await?, self.which.name.as_str());
         if !self.yes {
@@ -345,30 +346,30 @@ impl DeleteArgs {
     }
 }
 
-/// Says what became of an object.
+/// Prints the result of a command for one object.
 fn said(format: Format, what: &str, name: &str, result: &str) -> CommandResult {
     let value = serde_json::json!({what.replace(' ', "_"): name, "result": result});
     output::one(format, &value, |_| format!("{what} {name} {result}"));
     Ok(Exit::Ok)
 }
 
-/// The notification or job that a command is about.
+/// The id of a notification or a job.
 #[derive(Debug, Args)]
 pub struct IdArg {
-    /// The id, as the list prints it
+    /// Id, as the list prints it
     #[arg(value_parser = id)]
     id: Uuid,
 }
 
-/// An id given on the command line. The parser's own error does not help a person.
+/// Parses an id of the command line. The error shows an example, which the UUID parser's own error does not.
 fn id(text: &str) -> Result<Uuid, String> {
-    text.parse().map_err(|_| "not an id; an id looks like 0199a5c2-6a3e-7c1d-9a31-0f5f6c1b2d3e".to_owned())
+    text.parse().map_err(|_| "is not an id; an id looks like 0199a5c2-6a3e-7c1d-9a31-0f5f6c1b2d3e".to_owned())
 }
 
-/// The kinds of recipients that `enqueue --to` writes before the address.
+/// The kinds of recipients that `enqueue --to` accepts before the address.
 const KINDS: [&str; 7] = ["user", "email", "phone", "webhook", "slack", "teams", "list"];
 
-/// The user id or address of a recipient, which may have the form of `enqueue --to`, e.g. `user:ada`.
+/// Parses the user id or address of a recipient. The form of `enqueue --to` is accepted, too, e.g. `user:ada`.
 fn address(text: &str) -> Result<String, std::convert::Infallible> {
     let address = match text.split_once(':') {
         Some((kind, address)) if KINDS.contains(&kind) => address,
@@ -386,7 +387,7 @@ enum AnyId {
 }
 
 impl AnyId {
-    /// Shows what the id names.
+    /// Shows the notification or the delivery with this id.
     async fn show(self, format: Format, store: &Store, full: bool) -> CommandResult {
         match self {
             Self::Notification(id) => notifications::show(format, store, id).await,
@@ -395,12 +396,12 @@ impl AnyId {
     }
 }
 
-/// An id of either kind given on the command line.
+/// Parses the id of a notification or of a delivery.
 fn any_id(text: &str) -> Result<AnyId, String> {
     if text.contains('.') { text.parse().map(AnyId::Delivery) } else { id(text).map(AnyId::Notification) }
 }
 
-/// Asks a person to confirm. Without a terminal it refuses, and names `--yes` and `hint`.
+/// Asks for confirmation on the terminal. Without a terminal it refuses, and the error names `--yes` and `hint`.
 fn confirm(what: &str, hint: &str) -> Result<(), Failure> {
     let refused = |why: String| Err(Failure::new(Exit::Refused, format!("{what}: {why}")));
     match ask(what) {
@@ -410,18 +411,18 @@ fn confirm(what: &str, hint: &str) -> Result<(), Failure> {
     }
 }
 
-/// Asks a person on the terminal whether to go on. None without a terminal.
+/// Asks on the terminal whether to continue. Returns `None` without a terminal.
 fn ask(what: &str) -> Option<bool> {
     if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
         return None;
     }
-    let _ = write!(std::io::stderr(), "{what}. Go on? [y/N] ");
+    let _ = write!(std::io::stderr(), "{what}. Continue? [y/N] ");
     let mut answer = String::new();
     let _ = std::io::stdin().lock().read_line(&mut answer);
     Some(["y", "yes"].contains(&answer.trim().to_ascii_lowercase().as_str()))
 }
 
-/// The exit code of a refused notification.
+/// Converts the refusal of a notification to an exit code and an error text.
 fn refused(refusal: NotAccepted) -> Failure {
     let exit = match refusal {
         NotAccepted::Invalid { .. } => Exit::Usage,

@@ -51,18 +51,18 @@ use connection_limit::{ConnectionLimit, Slot};
 use refusal::DoorRefusal;
 use tls::Tls;
 
-/// How many refused clients the server waits for concurrently until they have read the refusal, and how long for each.
-/// Refused clients beyond that number are disconnected without waiting.
+/// The number of refused clients that the server concurrently gives time to read the refusal. Further refused clients
+/// are disconnected without waiting.
 const LOBBY: usize = 128;
 const LOBBY_DEADLINE: Duration = Duration::from_secs(1);
 /// The backlog of connections that the kernel has completed and the server has not accepted yet. The kernel may allow
 /// fewer. A client that meets a full backlog retries after about a second.
 const BACKLOG: u32 = 4096;
-/// How many file descriptors the process needs in addition to one per connection: for the database, the log and refused
-/// clients that are still reading.
+/// The number of file descriptors that the process needs in addition to one per connection: for the database, the log
+/// and refused clients that are still reading.
 const OTHER_FILES: usize = 256;
 
-/// Why the server could not start to listen.
+/// The reason why the server could not start to listen.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(
@@ -86,7 +86,7 @@ impl Door {
         format!("http{}://{}", if self.is_tls { "s" } else { "" }, self.address)
     }
 
-    /// Call it after a stop was requested. Waits until every connection is closed or the grace period is over.
+    /// Waits until every connection is closed or the grace period is over. Call it after a stop was requested.
     pub async fn closed(self) {
         let _ = self.closed.await;
     }

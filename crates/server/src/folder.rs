@@ -1,11 +1,11 @@
-//! The configuration of a tenant as a folder of files, which a team can keep in git. `export` writes it, `apply` reads it.
+//! The configuration of a tenant as a folder of files, which a team can keep in git. `export` writes it, `apply` reads
+//! it.
 //! - `content.json`: the content settings;
 //! - `event-types/NAME.json`, `lists/NAME.json`, `providers/NAME.json`;
 //! - `layouts/NAME.html` and `partials/NAME.html`;
-//! - `templates/ID/template.json`, and beside it `text.txt`, `html.html` and `data.json`.
+//! - `templates/ID/template.json`, and in the same folder `text.txt`, `html.html` and `data.json`.
 //!
-//! `objects` are the contents of the files; `stored` reads and writes the same in the database; `rehearsal` does what
-//! `stored` does without writing.
+//! `objects` are the contents of the files; `stored` reads and writes the same objects in the database.
 
 mod objects;
 mod rehearsal;
@@ -20,7 +20,7 @@ use serde_json::{Map, Value, json};
 pub use rehearsal::Rehearsal;
 pub use stored::Stored;
 
-/// What a folder holds, in the order in which it is applied.
+/// The kinds of objects in a folder, in the order in which they are applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -45,7 +45,7 @@ impl Kind {
     }
 }
 
-/// An object: its fields, without empty ones.
+/// The fields of an object, without empty fields.
 pub type Object = Map<String, Value>;
 
 /// The objects of a tenant.
@@ -59,7 +59,7 @@ pub struct State {
     files: BTreeMap<(Kind, String), PathBuf>,
 }
 
-/// What is done to an object.
+/// The action on an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
@@ -79,10 +79,10 @@ pub struct Difference {
     pub fields: BTreeMap<String, Value>,
 }
 
-/// The folders of JSON files.
+/// The subfolders of JSON files, and their kinds.
 const FOLDERS: [(&str, Kind); 3] =
     [("event-types", Kind::EventType), ("lists", Kind::List), ("providers", Kind::Provider)];
-/// The folders of layouts, and their kinds.
+/// The subfolders of layouts and partials, and their kinds.
 const LAYOUTS: [(&str, &str); 2] = [("layouts", "layout"), ("partials", "partial")];
 /// The parts of a template that have files of their own.
 const PARTS: [(&str, &str); 2] = [("text", "text.txt"), ("html", "html.html")];
@@ -135,7 +135,7 @@ impl State {
     pub fn read(folder: &Path) -> Result<Self, String> {
         let mut state = Self::default();
         if !folder.is_dir() {
-            return Err(format!("{}: is no folder", folder.display()));
+            return Err(format!("{}: is not a folder; give a folder that `postcommit export` wrote", folder.display()));
         }
         let content = folder.join("content.json");
         if content.exists() {
@@ -173,7 +173,7 @@ impl State {
         Ok(state)
     }
 
-    /// Writes the folder. Returns the files of objects that are not in the state. They are left as they are.
+    /// Writes the folder. Returns the files of objects that are not in the state. These files are not changed.
     pub fn write(&self, folder: &Path) -> Result<Vec<PathBuf>, String> {
         let mut written = Vec::new();
         for (kind, objects) in &self.objects {
@@ -195,8 +195,8 @@ impl State {
         Ok(others)
     }
 
-    /// What must be done to `self` so that it becomes `wanted`. Objects that are not wanted are deleted if `prune` says
-    /// so, of the kinds that `wanted` has.
+    /// The actions that turn `self` into `wanted`. With `prune`, objects that `wanted` does not have are deleted, but
+    /// only of the kinds that `wanted` has.
     pub fn differences(&self, wanted: &Self, prune: bool) -> Vec<Difference> {
         let mut all = Vec::new();
         let none = BTreeMap::new();
@@ -210,10 +210,10 @@ impl State {
                     Some(present) => (Action::Update, differing(*kind, present, object)),
                 };
                 if *kind == Kind::Template && action == Action::Update {
-                    // A template that leaves one of these out has what the content settings say.
+                    // A template without one of these fields uses the value of the content settings.
                     fields.retain(|name, values| !settings.is_default(name, values));
                 }
-                // The value of a secret is compared when it is set.
+                // Secrets can only be compared when they are set, so a provider with secrets is always tried.
                 let has_secrets = *kind == Kind::Provider && object.contains_key("secrets");
                 if action == Action::Create || !fields.is_empty() || has_secrets {
                     all.push(Difference { kind: *kind, name: name.clone(), action, fields });
@@ -236,11 +236,11 @@ impl State {
     }
 }
 
-/// The content settings that templates will follow.
+/// The content settings after the changes.
 struct Settings<'a>(Option<&'a Object>);
 
 impl Settings<'_> {
-    /// Whether a field of a template changes between its absence and the value that the settings have.
+    /// Whether a field of a template changes only between absent and the value of the content settings.
     fn is_default(&self, field: &str, values: &Value) -> bool {
         let defaults = postcommit_engine::store::ContentSettings::default();
         let default = match field {
@@ -271,7 +271,7 @@ fn differing(kind: Kind, from: &Object, to: &Object) -> BTreeMap<String, Value> 
     names.into_iter().filter(differ).map(|name| (name.clone(), pair(name))).collect()
 }
 
-/// The files of an object: their paths in the folder, and their texts.
+/// The files of an object: path in the folder, and content.
 fn files_of(kind: Kind, name: &str, object: &Object) -> Vec<(PathBuf, String)> {
     let pretty = |value: &Value| format!("{value:#}\n");
     let file = escaped(name);
@@ -298,7 +298,7 @@ fn files_of(kind: Kind, name: &str, object: &Object) -> Vec<(PathBuf, String)> {
     files
 }
 
-/// A name as the name of a file: letters, digits, `_`, `-` and `.` stay, other bytes are written `%2F`.
+/// Converts a name to a file name: letters, digits, `_`, `-` and `.` are kept, other bytes are percent-encoded (`%2F`).
 fn escaped(name: &str) -> String {
     let plain =
         |place: usize, byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte) || (byte == b'.' && place > 0);
@@ -309,8 +309,8 @@ fn escaped(name: &str) -> String {
     name.bytes().enumerate().map(write).collect()
 }
 
-/// The files of a folder with this extension, or its folders for `""`, by the names they stand for. The kind counts as
-/// read if there is such a folder.
+/// The files of a folder with this extension, or its subfolders if the extension is `""`: name of the object and path.
+/// The kind counts as read if the folder exists.
 fn files(folder: &Path, extension: &str, state: &mut State, kind: Kind) -> Result<Vec<(String, PathBuf)>, String> {
     if !folder.is_dir() {
         return Ok(vec![]);
@@ -341,7 +341,7 @@ fn all_files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The text of a file. The line break at its end belongs to the file, not to the text.
+/// Reads a file, without the line break at its end.
 fn text_of(file: &Path) -> Result<String, String> {
     let text = std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
     Ok(text.strip_suffix('\n').map(str::to_owned).unwrap_or(text))

@@ -45,7 +45,7 @@ async fn ready(State(look): State<ReadyProbe>) -> Readiness {
         )),
     };
     found.unwrap_or_else(|| {
-        (StatusCode::SERVICE_UNAVAILABLE, "the check of the database ended without a result\n".into())
+        (StatusCode::SERVICE_UNAVAILABLE, "the readiness check failed; see the log of the server\n".into())
     })
 }
 
@@ -68,12 +68,12 @@ impl ReadyProbe {
 async fn look_at(store: &Store) -> Readiness {
     match check(store).await {
         Ok(false) => (StatusCode::OK, closed(store).await.unwrap_or_else(|| "ready\n".into())),
-        Ok(true) => (StatusCode::SERVICE_UNAVAILABLE, "the database is read-only\n".into()),
+        Ok(true) => (StatusCode::SERVICE_UNAVAILABLE, "the database is read-only; check database.url\n".into()),
         Err(problem) => (StatusCode::SERVICE_UNAVAILABLE, format!("{problem}\n")),
     }
 }
 
-/// A text about lanes that no worker can serve, if there are any. The process still counts as ready, because another
+/// Describes lanes that no worker can serve, if there are any. The process still counts as ready, because another
 /// instance could not serve them either.
 async fn closed(store: &Store) -> Option<String> {
     let lanes = store.unopened(None).await.ok()?;

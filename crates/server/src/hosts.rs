@@ -1,4 +1,4 @@
-//! The host names that a server on a loopback address answers to.
+//! The host names that a server on a loopback address accepts.
 //! A website can point its own name to 127.0.0.1 (DNS rebinding). A visitor's browser then treats this server as part
 //! of that site, and the site's scripts can read our answers. Such a request has the site's name in `Host`, which no
 //! script can change.

@@ -20,7 +20,7 @@ pub fn named_tenant(json: &str) -> serde_json::Result<Option<String>> {
 /// The tenant that a notification belongs to.
 #[derive(Debug, Clone, Copy)]
 pub struct Owner<'a> {
-    /// `None` if the tenant does not exist yet and the notification will create it.
+    /// The id of the tenant. `None` if the tenant does not exist yet and the notification will create it.
     pub id: Option<i32>,
     pub name: &'a str,
 }
@@ -76,7 +76,7 @@ async fn check_channels(store: &Store, tenant: Option<i32>, channels: &[String])
     match channels.iter().enumerate().find(|(_, channel)| !routes.know(channel)) {
         Some((index, unknown)) => Err(NotAccepted::Invalid {
             field: Some(format!("channels[{index}]")),
-            problem: format!("is {unknown:?}; the channels of this tenant are {}", routes.channels().join(", ")),
+            problem: format!("is {unknown:?}; allowed are {}", routes.channels().join(", ")),
         }),
         None => Ok(()),
     }
@@ -89,7 +89,7 @@ async fn check_providers(
     incoming: &NotificationRequest,
 ) -> Result<(), NotAccepted> {
     let unread = |error: DbError| NotAccepted::unread(&error);
-    // Each provider is looked up once, however many recipients name it.
+    // Each provider is looked up once, even if many recipients name it.
     let mut seen = HashSet::new();
     for (index, recipient) in incoming.note().recipients.iter().enumerate() {
         let Recipient::Provider { provider, .. } = recipient else { continue };
@@ -102,8 +102,8 @@ async fn check_providers(
         };
         let problem = match found {
             Some(found) if found.enabled => continue,
-            Some(_) => format!("{provider:?} is disabled"),
-            None => format!("{provider:?} is not configured"),
+            Some(_) => format!("{provider:?} is disabled; enable it first"),
+            None => format!("{provider:?} is not configured; create it first"),
         };
         return Err(NotAccepted::Invalid { field: Some(format!("recipients[{index}].provider")), problem });
     }

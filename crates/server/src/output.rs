@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::telemetry::say;
 
-/// How data is printed.
+/// The output format of data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     /// A table or text for people
@@ -106,7 +106,7 @@ pub fn list<T: Serialize>(format: Format, rows: &[T], columns: &[Column<T>]) {
     }
 }
 
-/// How many characters a line of a bounded list may have on a terminal.
+/// The maximum number of characters of a line of a bounded list on a terminal.
 const WIDEST: usize = 160;
 
 /// Prints a list whose last column may be long. On a terminal, lines are cut to [`WIDEST`]. In a pipe or a file, they
@@ -153,7 +153,7 @@ pub fn escaped(json: String) -> String {
     json.chars().map(|c| if is_plain(c) { c.to_string() } else { format!("\\u{:04x}", u32::from(c)) }).collect()
 }
 
-/// Whether a terminal or a line reader interprets the character instead of showing it.
+/// Whether a terminal or a program that reads lines interprets the character instead of showing it.
 fn acts(c: char) -> bool {
     c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -200,8 +200,8 @@ pub fn or_dash<T: ToString>(value: &Option<T>) -> String {
     value.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string)
 }
 
-/// A JSON object on one line: `name=value`, and `outer.name=value` for nested objects; a list of texts is
-/// separated by commas.
+/// Formats a JSON object on one line: `name=value`, and `outer.name=value` for nested objects. The strings of a list
+/// are separated by commas.
 pub fn pairs(object: &serde_json::Value) -> String {
     let mut told = Vec::new();
     tell(object, "", &mut told);

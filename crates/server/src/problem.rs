@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 
 use crate::html;
 
-/// After how many seconds a client may repeat a request that needs an operator first.
+/// The number of seconds after which a client may repeat a request that needs an operator first.
 const REPAIR_S: u64 = 30;
 
 /// The kinds of problems. Their names are stable, because clients may depend on them.
@@ -50,7 +50,7 @@ pub enum ProblemKind {
     TooManyStreams,
     /// The request names another host.
     Misdirected,
-    /// An error of the server.
+    /// An internal error of the server.
     Internal,
     /// The database cannot be reached or accepts no writes. Nothing was accepted.
     Unavailable,
@@ -100,7 +100,8 @@ impl ProblemKind {
     }
 }
 
-/// The most characters of a detail. It may quote the refused value, which may be as long as a body.
+/// The maximum number of characters of a detail, because it may quote the refused value, which may be as long as a
+/// body.
 const SAID_CHARS: usize = 1000;
 
 /// A refused request.
@@ -124,7 +125,7 @@ pub struct ProblemBody {
     title: String,
     /// The HTTP status of the answer.
     pub status: u16,
-    /// What is wrong and what is allowed.
+    /// A sentence that says what is wrong and what is allowed.
     pub detail: String,
     /// The field that the problem is about.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -146,7 +147,7 @@ impl Problem {
         Self { field: Some(field.into()), ..Self::new(ProblemKind::Invalid, detail) }
     }
 
-    /// A problem from a text that begins with the field's name, as the errors of the store do.
+    /// A problem from a text that begins with the name of the field. Errors of the store have this form.
     pub fn of_field(text: &str) -> Self {
         match text.split_once(": ") {
             Some((field, problem)) => Self::invalid(field, problem),
@@ -256,7 +257,7 @@ impl From<BytesRejection> for Problem {
     fn from(rejection: BytesRejection) -> Self {
         match rejection.status() {
             StatusCode::PAYLOAD_TOO_LARGE => Self::new(ProblemKind::TooLarge, rejection.body_text()),
-            _ => Self::new(ProblemKind::Malformed, "the body is incomplete"),
+            _ => Self::new(ProblemKind::Malformed, "the body is incomplete; send the request again"),
         }
     }
 }

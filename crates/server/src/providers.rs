@@ -12,22 +12,22 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-/// How many encrypted secrets are tried with a key if the database has no fingerprint to compare.
+/// The number of encrypted secrets that are tried with a key if the database has no fingerprint to compare.
 const PROBED: i64 = 100;
-/// How often a change is tried if concurrent changes interfere. Up to this many concurrent changes of one provider all
-/// succeed.
+/// The maximum number of tries of a change if concurrent changes interfere. Up to this many concurrent changes of one
+/// provider all succeed.
 const TRIES: usize = 64;
 
-/// Why a provider was not created, changed, deleted or tested.
+/// The reason why a provider was not created, changed, deleted or tested.
 #[derive(Debug, thiserror::Error)]
 pub enum ProviderError {
     /// A field is wrong. The text is the field's name and the problem.
     #[error("{0}")]
     Field(String),
-    #[error("provider {0:?} exists already; update it instead")]
+    #[error("provider {0:?} already exists; change it instead")]
     Exists(String),
     /// The tenant already has as many providers as allowed.
-    #[error("the tenant has {PROVIDERS} providers, which is the limit; delete one that is not needed")]
+    #[error("the tenant has {PROVIDERS} providers, which is the limit; delete a provider that is not needed")]
     TooMany,
     /// The change was made for another revision than the provider has now.
     #[error(
@@ -39,12 +39,12 @@ pub enum ProviderError {
     #[error("other requests changed provider {0:?} {TRIES} times during this change; nothing was done, try again")]
     Overtaken(String),
     /// No provider has this name.
-    #[error("there is no provider {0:?}")]
+    #[error("there is no provider {0:?}; `postcommit providers list` lists them")]
     Unknown(String),
     /// The provider cannot be deleted, because deliveries wait for it. The number is their count.
     #[error("{1} deliveries wait for provider {0}; let them finish, cancel them, or pause the provider instead")]
     Waited(String, i64),
-    /// The provider writes to inboxes. A test makes no delivery, and only a delivery can write to an inbox.
+    /// The provider writes to inboxes. A test creates no delivery, and only a delivery can write to an inbox.
     #[error(
         "an in-app provider cannot be tested, because only a delivery writes to an inbox; enqueue a notification to \
          the user instead"
@@ -86,8 +86,9 @@ pub struct Change {
     pub concurrency: Option<i32>,
     pub timeout_ms: Option<i32>,
     pub is_default: Option<bool>,
-    /// Sends per second and burst. `Some(None)` removes the limit.
+    /// Sends per second. `Some(None)` removes the rate limit.
     pub rate_per_s: Option<Option<f64>>,
+    /// Sends without a wait after an idle time. `Some(None)` removes the burst.
     pub burst: Option<Option<i32>>,
     pub enabled: Option<bool>,
 }
@@ -101,7 +102,7 @@ pub struct Workshop<'a> {
     pub egress: &'a Egress,
     /// Whether the operator is on the server's own machine.
     pub is_local: bool,
-    /// Whether a new key may replace the previous one, because that one is lost.
+    /// Whether a new key may replace the previous key, because the previous key is lost.
     pub new_key: bool,
 }
 
@@ -177,7 +178,7 @@ impl Workshop<'_> {
         Err(ProviderError::Overtaken(name.to_owned()))
     }
 
-    /// Returns the change, and the key if it encrypts secrets anew.
+    /// Returns the change, and the key if the change encrypts secrets.
     async fn change_of(
         &self,
         from: Provider,
@@ -269,11 +270,11 @@ impl Workshop<'_> {
         }
     }
 
-    /// Decrypts the present secrets of the provider.
+    /// Decrypts the current secrets of the provider.
     fn opened(&self, known: &Provider, given: &Secrets) -> Result<Secrets, ProviderError> {
         let Some(sealed) = &known.secrets else { return Ok(Secrets::new()) };
         match self.keys.existing().and_then(|ring| ring.open(sealed, known.tenant, &known.name)) {
-            // All secrets get new values. The old ones are not needed, even if their key is lost.
+            // All secrets get new values, so the old secrets are not needed, even if their key is lost.
             Err(_)
                 if driver::kind(&known.driver)
                     .is_ok_and(|kind| kind.secrets.iter().all(|name| given.contains_key(name.as_ref()))) =>
@@ -322,7 +323,7 @@ impl Workshop<'_> {
 
 /// The text of a test message if none is given.
 pub const TEST_TEXT: &str = "This is a test of the provider.";
-/// The most bytes of a test message's text.
+/// The maximum number of bytes of a test message's text.
 const TEST_TEXT_BYTES: usize = 1000;
 
 /// The outcome of a provider test.
@@ -342,7 +343,7 @@ pub struct TestResult {
     pub provider_ref: Option<String>,
     /// The beginning of the provider's answer, redacted.
     pub excerpt: Option<String>,
-    /// How long the test took, in milliseconds.
+    /// The duration of the test, in milliseconds.
     pub latency_ms: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Limits how often a client may call the API, with one token bucket per key or address.
+//! The rate limit of API clients, with one token bucket per key or address.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -9,21 +9,22 @@ use postcommit::Timestamp;
 use postcommit_channel::clock;
 use postcommit_channel::model::{Bucket, Rate};
 
-/// The most buckets in memory. When this many exist, full buckets are dropped, because they equal new ones.
+/// The maximum number of buckets in memory. When it is reached, full buckets are dropped, because they equal new
+/// buckets.
 const REMEMBERED: usize = 10_000;
 
 /// Token buckets, one per key, that all have the same limit.
 pub struct Buckets<K> {
     /// The limit of each bucket. `None` means no limit.
     rate: Option<Rate>,
-    /// The zero of the buckets' times, because buckets use the monotonic clock here.
+    /// The zero of the buckets' times. The buckets use the monotonic clock.
     began: Instant,
     buckets: Mutex<HashMap<K, Bucket>>,
 }
 
 impl<K: Hash + Eq> Buckets<K> {
-    /// Allows `per_s` permits per second on average, and `burst` permits, at least 1, after a pause. If `per_s` is 0,
-    /// there is no limit.
+    /// Allows `per_s` permits per second on average, and `burst` permits, at least 1, after an idle time. If `per_s` is
+    /// 0, there is no limit.
     pub fn new(per_s: f64, burst: f64) -> Self {
         let rate = (per_s > 0.0).then(|| Rate::new(per_s, Some(burst.max(1.0) as i32)));
         Self { rate, began: clock::monotonic(), buckets: Mutex::default() }

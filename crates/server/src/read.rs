@@ -33,7 +33,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
 }
 
 /// PostgreSQL cannot store NUL in text. SQLite could, but both databases must refuse the same requests.
-const NUL: &str = "must not contain a NUL character";
+const NUL: &str = "must not contain a NUL character; remove it";
 
 /// The first field of a JSON document that has a NUL in its value or its name.
 fn holds_nul(json: &[u8]) -> Option<String> {
@@ -70,7 +70,7 @@ impl<S: Send + Sync> FromRequest<S> for Text {
         let bytes = json_of(request, state).await?;
         String::from_utf8(bytes.into())
             .map(Self)
-            .map_err(|_| Problem::new(ProblemKind::Malformed, "the body is not UTF-8"))
+            .map_err(|_| Problem::new(ProblemKind::Malformed, "the body is not UTF-8; send JSON in UTF-8"))
     }
 }
 
@@ -134,7 +134,7 @@ fn located(path: &str, words: String) -> Problem {
     }
 }
 
-/// Distinguishes a field that is left out from null.
+/// Distinguishes an omitted field from null.
 pub fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(from).map(Some)
 }

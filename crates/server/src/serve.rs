@@ -1,4 +1,4 @@
-//! `postcommit serve`: runs the API, the dispatcher, or both.
+//! The command `postcommit serve`: runs the API, the dispatcher, or both.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,17 +18,17 @@ use crate::signals::Signals;
 use crate::telemetry::say;
 use crate::{door, telemetry};
 
-/// How often the use of keys is stored.
+/// The interval at which the use of keys is stored.
 const NOTE_USE: Duration = Duration::from_secs(30);
 
-/// What a process does.
+/// The role of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Role {
-    /// Serves the API and sends deliveries
+    /// Serve the API and send deliveries
     All,
-    /// Serves the API only
+    /// Serve the API only
     Api,
-    /// Sends deliveries, and serves only /healthz, /readyz and /metrics
+    /// Send deliveries, and serve only /healthz, /readyz and /metrics
     Worker,
 }
 
@@ -117,7 +117,7 @@ async fn open(settings: &Settings, migrate: bool) -> Result<Store, Failure> {
     Ok(store)
 }
 
-/// Logs which other accounts could access the database.
+/// Logs the other logins that can access the database.
 async fn note_access(store: &Store) {
     match store.access().await {
         Ok(access) => access.iter().flat_map(Access::notes).for_each(|note| tracing::warn!("{note}")),

@@ -24,10 +24,10 @@ use crate::watching::MetricsSettings;
 
 /// The commented file that lists every setting with its default.
 pub const DEFAULTS: &str = include_str!("default.toml");
-/// The file that is read if it exists and no other is named.
+/// The settings file that is read if it exists and no other file is named.
 const FILE: &str = "postcommit.toml";
 
-/// Environment variables with our prefix that are not settings.
+/// Environment variables with the prefix `POSTCOMMIT_` that are not settings.
 const NOT_SETTINGS: [&str; 8] = [
     "POSTCOMMIT_OUTPUT",
     "POSTCOMMIT_CONFIG",
@@ -390,7 +390,7 @@ mod tests {
         for (file, expected) in [
             ("[dispatch]\ninterval_ms = 5", "dispatch.interval_ms: is 5; 10 to 60000 are allowed (from file "),
             ("[dispatch]\nintervall_ms = 5", "dispatch.intervall_ms is not a setting"),
-            ("[dispatch]\ninterval_ms = \"fast\"", "dispatch.interval_ms must be a whole number, not a text"),
+            ("[dispatch]\ninterval_ms = \"fast\"", "dispatch.interval_ms must be a whole number, not a string"),
             ("[database]\nurl = \"mysql://x\"", "allowed are postgres://… and sqlite:path"),
             ("[database]\nconnect_timeout_s = 0", "database.connect_timeout_s: is 0; 1 to 60 are allowed (from file "),
             ("[server]\nlisten = \"0.0.0.0:7410\"", "server.listen: 0.0.0.0:7410 can be reached from outside"),
@@ -417,7 +417,7 @@ mod tests {
                 "[egress]\nallow = [\"everything\"]",
                 "egress.allow: \"everything\" is not a range of addresses; write one such as",
             ),
-            ("[egress]\nallow = \"10.0.0.0/8\"", "egress.allow must be a list, not a text"),
+            ("[egress]\nallow = \"10.0.0.0/8\"", "egress.allow must be a list, not a string"),
             ("[egress]\nconnect_timeout_s = 0", "egress.connect_timeout_s: is 0; 1 to 60 are allowed (from file "),
             ("[telemetry]\notlp_headers = \"hush\"", "telemetry.otlp_headers: entry 1 is not name=value"),
         ] {

@@ -13,9 +13,9 @@ use tokio::sync::watch;
 
 use crate::telemetry::say;
 
-/// How long the server may write its last results after the grace period.
+/// The time that the server has for writing its last results after the grace period.
 const LAST_WRITES: Duration = Duration::from_secs(10);
-/// How long the server may take to end after a request to stop immediately.
+/// The time that the server has to end after a request to stop immediately.
 const IMMEDIATELY: Duration = Duration::from_secs(2);
 
 /// The state of the signal handling.

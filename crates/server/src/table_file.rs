@@ -1,24 +1,24 @@
-//! CSV and JSONL files for import and export. Cells of an exported CSV file are never formulas to a spreadsheet.
+//! CSV and JSONL files for import and export. A spreadsheet never reads a cell of an exported CSV file as a formula.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
-/// The most bytes of one line or record.
+/// The maximum number of bytes of one line or record.
 const RECORD_BYTES: usize = 1024 * 1024;
 
 /// The format of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum FileFormat {
-    /// Comma-separated values with a header.
+    /// Comma-separated values with a header
     Csv,
-    /// One JSON object per line.
+    /// One JSON object per line
     Jsonl,
 }
 
 impl FileFormat {
-    /// The given format, or else the one that the file's name ends with.
+    /// The given format, or else the format from the extension of the file name.
     pub fn of(path: &str, given: Option<Self>) -> Result<Self, String> {
         let ending = Path::new(path).extension().and_then(|ending| ending.to_str()).unwrap_or("");
         match (given, ending.to_ascii_lowercase().as_str()) {
@@ -30,16 +30,16 @@ impl FileFormat {
     }
 }
 
-/// The fields of one record by name. In a CSV file every value is a text, and an empty cell is null.
+/// The fields of one record by name. In a CSV file every value is a string, and an empty cell is null.
 pub type Record = Map<String, Value>;
 
-/// A record and the number of its line, or what is wrong with that line.
+/// The number of a line, and its record or its error.
 pub type Line = (u64, Result<Record, String>);
 
 /// Reads a file record by record. `columns` are the columns that a CSV file may have.
 ///
 /// # Errors
-/// What is wrong with the header of a CSV file.
+/// The header of a CSV file is wrong. The error names the column.
 pub fn read<'a>(
     file: impl Read + 'a,
     format: FileFormat,
@@ -54,13 +54,13 @@ pub fn read<'a>(
 fn csv_records<'a>(file: impl Read + 'a, columns: &[&str]) -> Result<impl Iterator<Item = Line> + 'a, String> {
     let mut reader = csv::ReaderBuilder::new().flexible(false).from_reader(file);
     let header = reader.headers().map_err(|problem| format!("line 1: {}", csv_problem(&problem)))?.clone();
-    // Spreadsheets write a mark before the first column.
+    // Spreadsheets write a byte order mark before the first column.
     let names: Vec<String> = header.iter().map(|name| name.trim_start_matches('\u{feff}').trim().to_owned()).collect();
     if let Some(unknown) = names.iter().find(|name| !columns.contains(&name.as_str())) {
         return Err(format!("line 1: column {unknown:?} is unknown; allowed are {}", columns.join(", ")));
     }
     if let Some((_, twice)) = names.iter().enumerate().find(|(place, name)| names[..*place].contains(name)) {
-        return Err(format!("line 1: column {twice:?} is there twice"));
+        return Err(format!("line 1: column {twice:?} is given twice; remove one of them"));
     }
     let mut line = 1;
     Ok(reader.into_records().map(move |record| {
@@ -91,7 +91,7 @@ fn csv_problem(problem: &csv::Error) -> String {
 }
 
 fn too_long() -> String {
-    format!("is longer than {RECORD_BYTES} bytes")
+    format!("is longer than {RECORD_BYTES} bytes, which is the limit")
 }
 
 fn json_lines(mut file: impl BufRead) -> impl Iterator<Item = Line> {
@@ -108,10 +108,10 @@ fn json_lines(mut file: impl BufRead) -> impl Iterator<Item = Line> {
                     return Some((line, Err(problem.to_string())));
                 }
                 Ok(0) => is_over = true,
-                // The rest of such a line has no beginning that could be found again.
+                // Reading stops here, because the beginning of the next record cannot be found.
                 Ok(length) if length > RECORD_BYTES => {
                     is_over = true;
-                    return Some((line, Err(format!("{}; the file is read no further", too_long()))));
+                    return Some((line, Err(format!("{}; the rest of the file is not read", too_long()))));
                 }
                 Ok(_) if bytes.trim_ascii().is_empty() => {}
                 Ok(_) => return Some((line, object(&bytes))),
@@ -125,25 +125,26 @@ fn object(bytes: &[u8]) -> Result<Record, String> {
     serde_json::from_slice(bytes).map_err(|problem| format!("is not a JSON object: {problem}"))
 }
 
-/// Whether a spreadsheet reads a cell with this first character as a formula. The quote is the guard itself.
+/// Whether a cell with this first character needs a guard, because a spreadsheet reads it as a formula. A quote needs
+/// it, too, because the guard itself is a quote.
 fn is_risky(first: char) -> bool {
     matches!(first, '=' | '+' | '-' | '@' | '\t' | '\r' | '\'')
 }
 
-/// Puts a quote before a cell that a spreadsheet would read as a formula.
+/// Adds a quote before a cell that a spreadsheet would read as a formula.
 fn guarded(cell: &str) -> String {
     if cell.starts_with(is_risky) { format!("'{cell}") } else { cell.to_owned() }
 }
 
-/// Removes the quote that [`guarded`] puts before a cell.
+/// Removes the quote that [`guarded`] adds before a cell.
 fn without_guard(cell: &str) -> &str {
     cell.strip_prefix('\'').filter(|rest| rest.starts_with(is_risky)).unwrap_or(cell)
 }
 
-/// One line of a CSV file, without its end.
+/// One line of a CSV file, without its line break.
 pub fn csv_line<'a>(cells: impl IntoIterator<Item = &'a str>) -> String {
     let mut writer = csv::WriterBuilder::new().terminator(csv::Terminator::Any(b'\n')).from_writer(vec![]);
-    // Writing to memory does not fail.
+    // Writing to memory cannot fail.
     let _ = writer.write_record(cells.into_iter().map(guarded));
     String::from_utf8(writer.into_inner().unwrap_or_default()).unwrap_or_default().trim_end_matches('\n').to_owned()
 }
@@ -185,7 +186,7 @@ mod tests {
     fn a_header_with_unknown_columns_is_refused() {
         let refused = |text: &str| read(text.as_bytes(), FileFormat::Csv, &["a", "b"]).err().unwrap();
         assert_eq!(refused("a,c\n1,2\n"), "line 1: column \"c\" is unknown; allowed are a, b");
-        assert_eq!(refused("a,a\n1,2\n"), "line 1: column \"a\" is there twice");
+        assert_eq!(refused("a,a\n1,2\n"), "line 1: column \"a\" is given twice; remove one of them");
     }
 
     #[test]

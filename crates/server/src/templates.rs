@@ -1,5 +1,6 @@
-//! The rules for writing and previewing templates that the API and the command line share. `parts` finds the layouts and
-//! partials that a template uses; `layouts` changes them and the content settings; `preview` renders without sending.
+//! The rules for writing and previewing templates that the API and the command line share. `parts` finds the layouts
+//! and partials that a template uses; `layouts` changes them and the content settings; `preview` renders without
+//! sending.
 
 pub mod layouts;
 mod parts;
@@ -18,7 +19,7 @@ use postcommit_engine::store::{
 use serde_json::Value;
 use serde_json::value::to_raw_value;
 
-/// The most characters of a note.
+/// The maximum number of characters of a note.
 pub const NOTE_CHARS: usize = 1000;
 /// The values of `once_per`.
 pub const ONCE_PER: [&str; 2] = ["entity", "notification"];
@@ -27,12 +28,12 @@ pub const ONCE_PER: [&str; 2] = ["entity", "notification"];
 const CONSTRAINTS: [(&str, &str); 2] = [
     (
         "parts_of_a_template_at_most_65536_bytes",
-        "data: with it the parts have more than 65536 bytes, which are allowed",
+        "data: the parts of the template have more than 65536 bytes together; at most 65536 are allowed",
     ),
-    ("brand_at_most_16384_bytes", "brand: has more than 16384 bytes, which are allowed"),
+    ("brand_at_most_16384_bytes", "brand: has more than 16384 bytes; at most 16384 are allowed"),
 ];
 
-/// The error of a write. What is too large for the database is a wrong field.
+/// Converts the error of a write. A violated size constraint becomes an error of its field.
 fn written(error: DbError) -> EditError {
     let known = match &error {
         DbError::Refused { message, .. } => CONSTRAINTS.iter().find(|(name, _)| message.contains(name)),
@@ -41,8 +42,8 @@ fn written(error: DbError) -> EditError {
     known.map_or_else(|| error.into(), |(_, problem)| EditError::Refused((*problem).to_owned()))
 }
 
-/// The error of a part that cannot be compiled: the part, the place and the problem. Of all parts together, it names the
-/// largest.
+/// The error of a part that cannot be compiled: the part, the place and the problem. If all parts together are too
+/// large, the error names the largest part.
 fn refused(problem: &template::Problem, source: &Source) -> EditError {
     if problem.part == "template" {
         let size = |text: &Option<String>| text.as_ref().map_or(0, String::len);
@@ -76,7 +77,8 @@ fn is_still(what: &'static str, name: &str, asked: Option<i32>, found: i32) -> R
     }
 }
 
-/// The fields to set. Other fields keep their value, or get the default if the template is new.
+/// The fields to set. Other fields keep their value, or get the default if the template is new. `Some(None)` removes a
+/// value; `missing`, `date_format` and `time_zone` then use the content settings.
 #[derive(Debug, Default, Clone)]
 pub struct Change {
     pub event_type: Option<String>,
@@ -87,23 +89,20 @@ pub struct Change {
     pub scope_id: Option<String>,
     pub active: Option<bool>,
     pub once_per: Option<String>,
-    /// `Some(None)` removes it, here and below.
     pub throttle: Option<Option<Throttle>>,
     pub digest: Option<Option<DigestRule>>,
-    /// Begin with the parts of this version instead of the present one.
+    /// The version whose parts the change starts from. `None`: the current version.
     pub from_version: Option<i32>,
-    /// The parts. `Some(None)` removes one.
     pub to: Option<Option<String>>,
     pub subject: Option<Option<String>>,
     pub text: Option<Option<String>>,
     pub html: Option<Option<String>>,
     pub data: Option<Option<Value>>,
     pub layout: Option<Option<String>>,
-    /// `Some(None)` takes over what the content settings say.
     pub missing: Option<Option<String>>,
     pub date_format: Option<Option<String>>,
     pub time_zone: Option<Option<String>>,
-    /// Why the version is made.
+    /// A note about the new version.
     pub note: Option<String>,
 }
 
@@ -113,7 +112,7 @@ pub struct Saved {
     /// Whether something was written.
     pub is_changed: bool,
     pub warnings: Vec<Warning>,
-    /// The notifications of its event type that are not expanded yet: the change counts for them.
+    /// The notifications of its event type that are not expanded yet. They will use the changed template.
     pub waiting: Waiting,
 }
 
@@ -145,7 +144,7 @@ impl Templates<'_> {
         found.map(|(_, source)| source).ok_or_else(unknown)
     }
 
-    /// Creates a template. One that was deleted is brought back.
+    /// Creates a template. A deleted template with this id is restored.
     pub async fn create(&self, id: &str, change: &Change) -> Result<Saved, EditError> {
         let draft = new_draft(id, change)?;
         for _ in 0..TRIES {
@@ -161,8 +160,8 @@ impl Templates<'_> {
         Err(overtaken("template", id))
     }
 
-    /// Changes the given fields. A change of a part makes a new version. With a revision, it is done only if the
-    /// template still has that revision. Writes nothing if no field differs.
+    /// Changes the given fields. A change of a part creates a new version. With a revision, the change is made only if
+    /// the template still has that revision. Writes nothing if no field differs.
     pub async fn update(&self, id: &str, revision: Option<i32>, change: &Change) -> Result<Saved, EditError> {
         for _ in 0..TRIES {
             let from = self.find(id).await?;
@@ -188,12 +187,12 @@ impl Templates<'_> {
         Err(overtaken("template", id))
     }
 
-    /// Hides a template that is not active.
+    /// Deletes an inactive template. Its versions are kept.
     pub async fn delete(&self, id: &str) -> Result<(), EditError> {
         for _ in 0..TRIES {
             let found = self.find(id).await?;
             if found.draft.active {
-                let problem = format!("template {id:?} is active; deactivate it before it is deleted");
+                let problem = format!("template {id:?} is active; deactivate it, then delete it");
                 return Err(EditError::Conflict(problem));
             }
             if self.store.delete_template(&found).await? {
@@ -232,7 +231,8 @@ impl Templates<'_> {
         Ok(Common { settings, layouts: layouts.collect(), event_types: BTreeMap::new() })
     }
 
-    /// Refuses a place that another active template has, and a new template beyond the limit.
+    /// Refuses a template if another active template has the same event type, channel, audience, language and scope,
+    /// and a new template beyond the limit.
     async fn check_place(&self, id: &str, draft: &TemplateDraft, is_new: bool) -> Result<(), EditError> {
         if is_new && self.store.template(self.tenant, id).await?.is_some() {
             return Err(EditError::Exists { what: "template", name: id.to_owned() });
@@ -317,7 +317,7 @@ async fn compiled(source: &Source) -> Result<Compiled, EditError> {
 }
 
 fn stopped(problem: &tokio::task::JoinError) -> EditError {
-    DbError::Unreadable(format!("a template stopped its thread: {problem}")).into()
+    DbError::Unreadable(format!("compiling a template failed: {problem}; report it")).into()
 }
 
 /// Warnings about placeholders that events of the type do not have.
@@ -327,7 +327,7 @@ fn unknown_names(compiled: &Compiled, event_type: &str, known: Option<&BTreeSet<
         None if compiled.placeholders().is_empty() => vec![],
         None => {
             let message = format!(
-                "no event of type {event_type:?} was seen, and it is not declared: the names in the template were not checked"
+                "event type {event_type:?} is not declared and has no events yet, so the names in the template were not checked"
             );
             vec![Warning { part: "event_type".into(), line: None, column: None, message, placeholder: None }]
         }
@@ -354,7 +354,7 @@ impl Common {
         }
     }
 
-    /// Applies the change to the parts of a version, and copies in what they use.
+    /// Applies the change to the parts of a version, and copies the used layout, partials and brand values into it.
     fn source(&self, base: Source, change: &Change) -> Result<(Source, MadeFrom), EditError> {
         let given = |change: &Option<Option<String>>, value: Option<String>| change.clone().unwrap_or(value);
         let or_settings = |change: &Option<Option<String>>, value: String, setting: &str| match change {
@@ -376,7 +376,9 @@ impl Common {
             ..Source::default()
         };
         if let (None, None, None, None) = (&source.subject, &source.text, &source.html, &source.data) {
-            return Err(EditError::Refused("text: a template needs one of subject, text, html and data".into()));
+            return Err(EditError::Refused(
+                "text: is missing; a template needs at least one of subject, text, html and data".into(),
+            ));
         }
         let made_from = parts::copy_into(&mut source, &self.layouts, settings)?;
         Ok((source, made_from))
@@ -389,7 +391,7 @@ fn missing_of(name: &str) -> Result<Missing, EditError> {
     Missing::from_name(name).ok_or_else(unknown)
 }
 
-/// Applies the change to the draft, and checks it.
+/// Applies the change to the draft, and checks the result.
 fn laid_over(mut draft: TemplateDraft, change: &Change) -> Result<TemplateDraft, EditError> {
     let fields: [(&mut String, &Option<String>); 4] = [
         (&mut draft.event_type, &change.event_type),
@@ -434,7 +436,7 @@ fn check(draft: &TemplateDraft) -> Result<(), String> {
         return Err(format!("scope_id: has {chars} characters; at most {} are allowed", limits::NAME_CHARS));
     }
     if draft.scope_type.is_empty() != draft.scope_id.is_empty() {
-        return Err("scope_id: a scope has a type and an id, or neither".into());
+        return Err("scope_id: scope_type and scope_id must be given together; give both or neither".into());
     }
     if !ONCE_PER.contains(&draft.once_per.as_str()) {
         return Err(format!("once_per: {:?} is not known; allowed are {}", draft.once_per, ONCE_PER.join(", ")));
@@ -442,7 +444,7 @@ fn check(draft: &TemplateDraft) -> Result<(), String> {
     check_pacing(draft.throttle.as_ref(), draft.digest.as_ref())
 }
 
-/// A language tag in its usual spelling: `pt-br` is `pt-BR`.
+/// Returns a language tag in its canonical spelling: `pt-br` becomes `pt-BR`.
 fn language_tag(field: &str, tag: &str) -> Result<String, EditError> {
     let mut subtags = tag.split('-');
     let first = subtags.next().unwrap_or_default();

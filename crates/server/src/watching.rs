@@ -25,7 +25,7 @@ use crate::hosts;
 pub struct MetricsSettings {
     /// The bearer token for scrapers on other machines. If it is empty, `/metrics` can only be read over loopback.
     pub token: String,
-    /// How many event types get their own label in the metrics.
+    /// The maximum number of event types with their own label in the metrics.
     pub event_types: usize,
 }
 
@@ -78,7 +78,7 @@ async fn page(State(page): State<Arc<MetricsPage>>, uri: Uri, headers: HeaderMap
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page.scrape.text().await).into_response()
 }
 
-/// Compares in constant time. An empty `token` means that none is set, and never matches.
+/// Compares in constant time. An empty `token` means that no token is set, and never matches.
 fn is_same(shown: &str, token: &str) -> bool {
     !token.is_empty() && bool::from(shown.as_bytes().ct_eq(token.as_bytes()))
 }

@@ -1,5 +1,5 @@
-//! The `capture` driver, for development and tests. It records the messages that it would have sent. It can be told to
-//! fail on purpose.
+//! The `capture` driver, for development and tests. It records messages instead of sending them. It can simulate
+//! failures.
 
 use std::collections::BTreeMap;
 use std::fs::{Metadata, OpenOptions};
@@ -43,7 +43,7 @@ const MODES: [(&str, Mode); 6] = [
     ("panic", Mode::Panic),
 ];
 
-/// Which messages fail and how: a list of `mode=match` entries, separated by commas.
+/// The failures to simulate: a list of `mode=match` entries, separated by commas.
 /// A match is an event type or an idempotency key. The mode may be left out and is then `transient`. `mode*2=match`
 /// fails only the first two attempts. Example: `transient*2=booking.confirmed,permanent=booking:7:cancelled:1`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -90,12 +90,12 @@ fn parse_rule(entry: &str) -> Result<Rule, String> {
     };
     let found = MODES.iter().find(|(known, _)| *known == name);
     let (_, mode) = found.ok_or_else(|| {
-        format!("capture.fail_on: {entry:?}: mode {name:?} is not known; known are transient, permanent, slow, hang, unclear, panic")
+        format!("capture.fail_on: {entry:?}: mode {name:?} is not known; allowed are transient, permanent, slow, hang, unclear, panic")
     })?;
     Ok(Rule { mode: *mode, first, matching: matching.to_owned() })
 }
 
-/// The channel of mails.
+/// The name of the mail channel.
 const EMAIL: &str = "email";
 
 const KEY_WINDOW: KeyWindow = KeyWindow::day(1..=315_360_000);
@@ -126,13 +126,13 @@ pub(super) fn kind() -> Kind {
 struct Settings {
     /// The failures to simulate, in the format of `POSTCOMMIT_CAPTURE_FAIL_ON`.
     fail_on: String,
-    /// How long a `slow` send takes: at most the longest time limit that a provider may have for a send.
+    /// The duration of a `slow` send in milliseconds, at most the longest time limit of a provider's send.
     slow_ms: u64,
     /// A regular file. Every send appends one line of JSON to it.
     journal: Option<PathBuf>,
     /// Whether to record messages. If false, a send does nothing, which is useful for benchmarks.
     record: bool,
-    /// How long the simulated receiver remembers a key: one second to ten years.
+    /// The time for which the simulated receiver remembers a key: one second to ten years.
     key_window_s: u64,
 }
 
@@ -198,7 +198,7 @@ struct Sent<'a> {
     action_url: Option<&'a str>,
     payload: &'a RawValue,
     data: Option<&'a RawValue>,
-    /// Of a mail.
+    /// The headers of a mail. Empty on other channels.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     headers: BTreeMap<&'static str, String>,
 }
@@ -289,7 +289,7 @@ mod tests {
         assert!(
             FailOn::parse("explode=x")
                 .unwrap_err()
-                .contains("known are transient, permanent, slow, hang, unclear, panic")
+                .contains("allowed are transient, permanent, slow, hang, unclear, panic")
         );
         for count in ["many", "0", "-1", "65536", ""] {
             assert!(

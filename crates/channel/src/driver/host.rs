@@ -2,7 +2,7 @@
 
 use url::Url;
 
-/// The most characters that a host with its port may have. A DNS name alone has at most 253.
+/// The maximum number of characters of a host with its port. A DNS name alone has at most 253 characters.
 const HOST_CHARS: usize = 300;
 
 /// The host name and port of a URL in lower case, such as `example.com:443`. `None` if the URL has no host, its port is
@@ -13,8 +13,8 @@ pub(super) fn of_url(url: &Url) -> Option<String> {
     Some(format!("{}:{port}", host.to_ascii_lowercase())).filter(|host| host.chars().count() <= HOST_CHARS)
 }
 
-/// Parses a host that a person typed: a name or an IP address, with an optional port. The default port is 443. A full
-/// URL is accepted, too.
+/// Parses a host from an operator: a name or an IP address, with an optional port. The default port is 443. A full URL
+/// is accepted, too.
 pub fn host_of(text: &str) -> Result<String, String> {
     let length = text.chars().count();
     if length > HOST_CHARS {

@@ -4,7 +4,7 @@
 use crate::egress::{EgressFailure, HttpAnswer, Phase};
 use crate::model::{ErrorClass, Evidence, Guarantee, Outcome, Report};
 
-/// How many characters of an answer are kept in the attempt log.
+/// The number of characters of an answer that the attempt log keeps.
 const EXCERPT_CHARS: usize = 512;
 
 /// Translates the answer or the failure of a request into a report. `secrets` are redacted in the excerpt of the
@@ -54,7 +54,7 @@ fn answered(answer: &HttpAnswer, guarantee: Guarantee, secrets: &[String]) -> Re
 fn sentence(status: u16) -> String {
     match status {
         300..=399 => format!("the receiver answered {status}; redirects are not followed, use the final URL"),
-        401..=403 | 407 => format!("the receiver answered {status}: it does not accept our credentials"),
+        401..=403 | 407 => format!("the receiver answered {status}: it does not accept the provider's credentials"),
         410 => "the receiver answered 410: the endpoint no longer exists".into(),
         429 => "the receiver answered 429: too many requests".into(),
         _ => format!("the receiver answered {status}"),

@@ -39,7 +39,7 @@ pub(super) fn kind() -> Kind {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Settings {
-    /// How long the inbox recognises a repeated delivery, in seconds.
+    /// The time in seconds for which the inbox recognises a repeated delivery.
     key_window_s: u64,
 }
 

@@ -12,7 +12,7 @@ use super::{Driver, Parts, capture, in_app, webhook};
 use crate::model::{Guarantee, Policy, Provider, ProviderDraft, TIMEOUT_MS};
 use crate::secret::Secret;
 
-/// A text that is compiled in, or one that was read at run time.
+/// A string that is compiled in or was read at run time.
 type Text = Cow<'static, str>;
 
 /// Builds a driver. The closure may hold data that was read at run time.
@@ -29,13 +29,13 @@ pub struct Kind {
     pub guarantee: Guarantee,
     /// The default retry policy.
     pub policy: Policy,
-    /// Where the driver's messages go.
+    /// The destination of the driver's messages.
     pub destination: Destination,
     /// The names of the secrets that the driver takes.
     pub secrets: Vec<Text>,
     /// The secret that is generated for a provider that is configured without one.
     pub new_secret: Option<NewSecret>,
-    /// How long a receiver remembers the key of a delivery.
+    /// The time for which a receiver remembers the key of a delivery.
     pub key_window: KeyWindow,
     /// Settings that only an operator on the server's own machine may change.
     pub local_settings: Vec<LocalSetting>,
@@ -44,14 +44,14 @@ pub struct Kind {
     pub(super) build: Build,
 }
 
-/// Where the messages of a driver go.
+/// The destination of a driver's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Destination {
-    /// To a service outside this installation.
+    /// A service outside of this installation.
     Service,
-    /// Into an inbox in our own database. The transaction that settles the delivery writes the message.
+    /// An inbox in our own database. The transaction that settles the delivery writes the message.
     Inbox,
-    /// Messages are only recorded and not sent.
+    /// A record of the messages, which are not sent.
     Record,
 }
 
@@ -72,23 +72,23 @@ pub struct LocalSetting {
 
 /// The provider of a driver that is created automatically. It has the driver's name and is the default of its channel.
 pub struct ReadyMade {
-    /// When the provider is created.
+    /// The occasion on which the provider is created.
     pub occasion: Occasion,
     pub settings: Value,
-    /// How many sends may run concurrently in one server process.
+    /// The maximum number of concurrent sends in one server process.
     pub concurrency: i32,
 }
 
-/// When a provider is created automatically.
+/// The occasion on which a provider is created automatically.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Occasion {
-    /// When `serve` creates a new embedded database.
+    /// `serve` creates a new embedded database.
     NewDatabase,
-    /// When a notification first needs its channel.
+    /// A notification needs the provider's channel for the first time.
     FirstUse,
 }
 
-/// How long a receiver remembers the key of a delivery. The setting `key_window_s` can override the default.
+/// The time for which a receiver remembers the key of a delivery. The setting `key_window_s` can override the default.
 #[derive(Debug, Clone)]
 pub struct KeyWindow {
     /// The default window, in seconds.
@@ -142,7 +142,7 @@ impl Kind {
     pub fn build(&self, parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
         if let Some(unknown) = parts.secrets.keys().find(|name| !self.secrets.iter().any(|known| known == *name)) {
             return Err(format!(
-                "secret: driver {:?} has no secret named {unknown:?}; its secrets are {:?}",
+                "secret: driver {:?} has no secret named {unknown:?}; allowed are {:?}",
                 self.name, self.secrets
             ));
         }
@@ -162,16 +162,16 @@ pub fn kinds() -> Vec<Arc<Kind>> {
 pub fn kind(name: &str) -> Result<Arc<Kind>, String> {
     let names = || KINDS.iter().map(|kind| kind.name.as_ref()).collect::<Vec<_>>().join(", ");
     let found = KINDS.iter().find(|kind| kind.name == name).cloned();
-    found.ok_or_else(|| format!("driver: {name:?} is not known; known are {}", names()))
+    found.ok_or_else(|| format!("driver: {name:?} is not known; allowed are {}", names()))
 }
 
-/// Where the messages of a driver go. An unknown driver counts as a service.
+/// The destination of a driver's messages. An unknown driver counts as a service.
 pub fn destination(driver: &str) -> Destination {
     kind(driver).map_or(Destination::Service, |kind| kind.destination)
 }
 
-/// How long the provider remembers the key of a delivery. If its driver is unknown, the setting applies or else one
-/// day.
+/// The time for which the provider remembers the key of a delivery. If its driver is unknown, it is the setting
+/// `key_window_s`, or else one day.
 pub fn key_window(provider: &Provider) -> Duration {
     match kind(&provider.driver) {
         Ok(kind) => kind.key_window.of(&provider.settings),
@@ -197,7 +197,7 @@ mod tests {
     use crate::model::{Outcome, Report};
     use crate::secret::Secrets;
 
-    /// A driver that is made only of data.
+    /// A driver that is described only by data.
     struct Recipe(String);
 
     impl Driver for Recipe {

@@ -1,21 +1,21 @@
-//! Collects the texts that a receiver may echo and that must not get into the attempt log: secrets, and the
-//! confidential parts of an address. Each text is collected in every encoding in which programs may echo it.
+//! Collects the strings that a receiver may echo and that must not get into the attempt log: secrets, and the
+//! confidential parts of an address. Each string is collected in every encoding in which programs may echo it.
 
 use std::collections::BTreeSet;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use url::{Position, Url};
 
-/// A path segment or a word of a header with fewer characters is taken for an ordinary word, such as `hooks`, and not
-/// for a secret. Redacting it would make the answer unreadable.
+/// A path segment or a word of a header with fewer characters is treated as an ordinary word, such as `hooks`, and not
+/// as a secret. Redacting it would make the answer unreadable.
 const WORD: usize = 8;
-/// A query value with fewer characters is not taken for a secret.
+/// A query value with fewer characters is not treated as a secret.
 const GIVEN: usize = 4;
 /// The characters that percent-encoding functions usually encode.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 const ENCODED_BUT_SLASHES: &AsciiSet = &ENCODED.remove(b'/');
 
-/// The texts to redact.
+/// The strings to redact.
 #[derive(Default)]
 pub(super) struct Redactions(BTreeSet<String>);
 
@@ -49,15 +49,15 @@ impl Redactions {
         }
     }
 
-    /// Returns the texts, longest first, so that a text that contains another one is redacted as a whole.
+    /// Returns the strings, longest first, so that a string that contains another one is redacted as a whole.
     pub(super) fn into_texts(self) -> Vec<String> {
         let mut texts: Vec<String> = self.0.into_iter().collect();
         texts.sort_by_key(|text| std::cmp::Reverse(text.len()));
         texts
     }
 
-    /// Adds `part` in every encoding: as it is, percent-decoded, decoded as form data, encoded again, and each of these
-    /// as JSON text. Adds nothing if `part` has fewer characters than `least`.
+    /// Adds `part` in every encoding: unchanged, percent-decoded, decoded as form data, encoded again, and each of
+    /// these as a JSON string. Adds nothing if `part` has fewer characters than `least`.
     fn every_form(&mut self, part: &str, least: usize) {
         let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
         let (plain, of_form) = (decoded(part), decoded(&part.replace('+', " ")));

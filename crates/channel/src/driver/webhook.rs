@@ -54,14 +54,14 @@ const RESERVED: [&str; 15] = [
     "upgrade",
     "user-agent",
 ];
-/// How many headers the driver itself adds, including `host`.
+/// The number of headers that the driver itself adds, including `host`.
 const OWN_HEADERS: usize = 8;
 /// Headers of an answer that may hold the receiver's own id of the message, in order of preference.
 const REFERENCE_HEADERS: [&str; 2] = ["webhook-message-id", "x-request-id"];
-/// The most characters that a receiver's own id may have.
+/// The maximum number of characters of a receiver's own id.
 const REFERENCE_CHARS: usize = 255;
-/// One week. Attempts may use 0.8 of it, which is longer than the default policy: its last attempt is 76 hours after
-/// the first.
+/// The key window: one week by default. Attempts may use 0.8 of it, which is longer than the default policy, whose last
+/// attempt is 76 hours after the first.
 const KEY_WINDOW: KeyWindow = KeyWindow { default_s: 604_800, allowed_s: 60..=2_592_000 };
 
 pub(super) fn kind() -> Kind {
@@ -99,7 +99,7 @@ struct Settings {
     /// The effect of the statuses 401, 402, 403 and 407: `pause` the host or lane (the default), or `park` only this
     /// delivery.
     on_auth_error: OnAuthError,
-    /// How long receivers remember a `webhook-id`: 60 seconds to 30 days.
+    /// The time for which receivers remember a `webhook-id`: 60 seconds to 30 days.
     key_window_s: u64,
 }
 
@@ -189,7 +189,9 @@ fn parse_headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, String> 
     let mut headers = HeaderMap::new();
     for (name, value) in given {
         let parsed = HeaderName::try_from(name.as_str()).ok().zip(HeaderValue::try_from(value.as_str()).ok());
-        let (header, value) = parsed.ok_or_else(|| format!("settings.headers.{name}: is not a valid header"))?;
+        let (header, value) = parsed.ok_or_else(|| {
+            format!("settings.headers.{name}: is not a valid HTTP header; check its name and its value")
+        })?;
         if header.as_str().starts_with("webhook-") || RESERVED.contains(&header.as_str()) {
             return Err(format!("settings.headers.{name}: is set by postcommit; remove it from the settings"));
         }
@@ -251,7 +253,7 @@ impl Webhook {
         match (Url::parse(target), &self.url) {
             (Ok(url), _) if matches!(url.scheme(), "http" | "https") => Ok(url),
             (_, Some(url)) => Ok(url.clone()),
-            _ => Err("the address is not an http or https URL, and the provider has no settings.url".into()),
+            _ => Err("the address is not an http or https URL, and the provider has no settings.url; set settings.url, or name a URL as recipient".into()),
         }
     }
 
@@ -275,7 +277,7 @@ impl Webhook {
         Some(headers)
     }
 
-    /// The texts to redact in the answer. A receiver may echo the request. The secrets and the path and query of the
+    /// The strings to redact in the answer. A receiver may echo the request. The secrets and the path and query of the
     /// address must not get into the attempt log.
     fn redactions(&self, target: &str) -> Vec<String> {
         let mut redactions = Redactions::default();
@@ -298,7 +300,7 @@ impl Webhook {
 }
 
 /// The receiver's own id of the message or the request. It is taken from a header, or from the `id` of a JSON object if
-/// that is a text or a number. An id that is too long or not printable is ignored, because a shortened id is useless.
+/// that is a string or a number. An id that is too long or not printable is ignored, because a shortened id is useless.
 fn reference(answer: &HttpAnswer) -> Option<String> {
     #[derive(Deserialize)]
     struct Told {

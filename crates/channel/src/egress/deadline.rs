@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock;
 
-/// The longest time that a request may take, whatever its timeout says.
+/// The longest allowed time of a request, even if its timeout is longer.
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// A point in time of the monotonic clock. It is at most one hour in the future when it is created.
@@ -37,7 +37,7 @@ impl Deadline {
     }
 }
 
-/// The deadline has passed.
+/// The error when the deadline has passed.
 #[derive(Debug, thiserror::Error)]
 #[error("no answer in time")]
 pub(super) struct Late;

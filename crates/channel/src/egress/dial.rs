@@ -27,7 +27,7 @@ use address::Filter;
 use stream::ByteStream;
 use tls::TlsClient;
 
-/// How many addresses of one host are tried before giving up.
+/// The number of addresses of one host that are tried.
 const ADDRESSES_TRIED: usize = 8;
 
 /// The future that a [`Resolver`] returns.

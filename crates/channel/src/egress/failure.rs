@@ -1,8 +1,8 @@
-//! How an outgoing connection or request failed.
+//! The failure of an outgoing connection or request.
 
 use std::error::Error;
 
-/// How many characters of an error's text are kept.
+/// The number of characters of an error's text that are kept.
 const DETAIL_CHARS: usize = 200;
 
 /// The phase in which a connection or request failed.
@@ -24,11 +24,11 @@ pub enum Phase {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {detail}")]
 pub struct EgressFailure {
-    /// The phase in which it failed.
+    /// The phase in which the connection or request failed.
     pub phase: Phase,
-    /// How many bytes, before encryption, were written to the connection. For a request it counts the bytes of this
-    /// request, for a failed STARTTLS the bytes of the whole stream. 0 guarantees that the peer received nothing and
-    /// never will. A larger number means that the peer may have received something.
+    /// The number of bytes, before encryption, that were written to the connection. For a request it counts the bytes
+    /// of this request, for a failed STARTTLS the bytes of the whole stream. 0 guarantees that the peer received
+    /// nothing and never will. A larger number means that the peer may have received something.
     pub bytes_written: u64,
     /// A stable code: one of `blocked_address`, `bad_url`, `bad_host`, `dns`, `connect`, `connect_timeout`, `tls`,
     /// `timeout`, `reset`, `closed`, `bad_answer`.

@@ -22,7 +22,7 @@ use connection::Connection;
 use origin::Origin;
 use pool::Pool;
 
-/// How many bytes of an answer's body are read at most. The connection is closed if the body is longer.
+/// The maximum number of bytes of an answer's body that are read. The connection is closed if the body is longer.
 pub const ANSWER_BYTES: usize = 65_536;
 
 /// Headers that belong to the connection, so the caller cannot set them. `accept-encoding` and `expect` are among them
@@ -54,8 +54,8 @@ pub struct Call {
     pub body: Bytes,
     /// The time limit for everything from resolving the name to reading the answer. At most one hour.
     pub timeout: Duration,
-    /// Never reuse an idle connection. This is for deliveries that must be sent at most once: if the peer closes a
-    /// reused connection during the request, the outcome is unclear.
+    /// Whether to open a new connection instead of reusing an idle one. Deliveries that must be sent at most once need
+    /// it: if the peer closes a reused connection during the request, the outcome is unclear.
     pub fresh: bool,
 }
 
@@ -67,20 +67,20 @@ pub struct HttpAnswer {
     pub headers: HeaderMap,
     /// The body without any decoding, at most [`ANSWER_BYTES`].
     pub body: Bytes,
-    /// The body was longer than [`ANSWER_BYTES`], and the rest is missing.
+    /// Whether the body was longer than [`ANSWER_BYTES`], so that the rest is missing.
     pub truncated: bool,
-    /// The body was read to its end.
+    /// Whether the body was read to its end.
     pub body_complete: bool,
 }
 
 impl HttpAnswer {
-    /// How long `Retry-After` asks us to wait. It is a number of seconds in digits, or a date. Zero, a date in the past
-    /// and any other value count as no request to wait. There is no upper limit here, because the notification's expiry
-    /// limits the wait.
+    /// The wait that the header `Retry-After` asks for: a number of seconds in digits, or a date. Zero, a date in the
+    /// past and any other value count as no request to wait. There is no upper limit here, because the notification's
+    /// expiry limits the wait.
     pub fn retry_after(&self) -> Option<Duration> {
         let text = self.headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim();
         let wait = if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-            // Digits that are no u64 are a number beyond it.
+            // A number that is too large for u64 means the longest wait.
             Duration::from_secs(text.parse().unwrap_or(u64::MAX))
         } else {
             let at = httpdate::parse_http_date(text).ok()?;
@@ -101,8 +101,8 @@ impl Egress {
 
     /// Makes the request once.
     /// # Errors
-    /// No answer came. Once the head of an answer has arrived, the request counts as answered, whatever its status is
-    /// and even if reading the body fails.
+    /// No answer came. Once the head of an answer has arrived, the request counts as answered with any status, even if
+    /// reading the body fails.
     pub async fn send(&self, call: Call) -> Result<HttpAnswer, EgressFailure> {
         let (fresh, deadline) = (call.fresh, Deadline::after(call.timeout));
         let origin = Origin::of(&call.url)?;

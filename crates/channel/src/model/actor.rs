@@ -5,7 +5,7 @@ use std::fmt;
 pub struct Actor {
     /// `key:<id>`, `cli:<user>`, `system` and similar.
     pub name: String,
-    /// The id of the HTTP request that made the change, if one did.
+    /// The id of the HTTP request that made the change. `None` if the change was not made by HTTP.
     pub request_id: Option<String>,
 }
 

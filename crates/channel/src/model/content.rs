@@ -1,5 +1,5 @@
-//! Which templates a tenant has, and which of them a notification uses. The texts are not here: a version is read when
-//! it is needed.
+//! The templates of a tenant, and the choice of templates for a notification. The content of a template is not here:
+//! its version is read when it is needed.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -9,31 +9,31 @@ use postcommit::{Timestamp, channel_name};
 use super::{DigestRule, QuietRule, StoredNotification, Throttle};
 use crate::template::FlatPayload;
 
-/// A template without its text.
+/// A template without its content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplateEntry {
     /// The template's id, unique in its tenant.
     pub id: String,
-    /// The event type that it is for.
+    /// The event type of the template.
     pub event_type: String,
-    /// The channel that it is for.
+    /// The channel of the template.
     pub channel: String,
-    /// The party that it is written for. Empty if the event addresses one party only.
+    /// The audience of the template, such as `guest`. Empty if the event addresses only one audience.
     pub audience: String,
-    /// The language that it is written in. Empty means any.
+    /// The language of the template. Empty means any language.
     pub language: String,
-    /// The type and the id of the thing that it is limited to, e.g. `listing` and `10`. Empty texts mean the whole
+    /// The scope of the template: type and id of one thing, e.g. `listing` and `10`. Empty strings mean the whole
     /// tenant.
     pub scope: (String, String),
-    /// The version that is used.
+    /// The number of the current version.
     pub version: i32,
-    /// Whether it is sent once for an entity, and not once for each notification.
+    /// Whether the template is sent once per entity instead of once per notification.
     pub once_per_entity: bool,
-    /// The most messages for one recipient in a period.
+    /// The limit of messages to one recipient in a period.
     pub throttle: Option<Throttle>,
-    /// Whether and how events are collected.
+    /// The rule by which events are collected in a digest. `None` if they are not collected.
     pub digest: Option<DigestRule>,
-    /// Since when it has been used with this event type, channel, audience and scope.
+    /// The time since which the template is active with this event type, channel, audience and scope.
     pub active_since: Timestamp,
 }
 
@@ -54,20 +54,20 @@ impl TemplateEntry {
 pub struct TenantContent {
     by_event_type: HashMap<String, Vec<Arc<TemplateEntry>>>,
     mandatory: HashSet<String>,
-    /// Event types with another rule than the default.
+    /// The rules for quiet hours of event types that do not use the default rule.
     quiet_rules: HashMap<String, QuietRule>,
-    /// Whether the tenant has, or had, a template.
+    /// Whether the tenant has or had a template.
     pub knows_templates: bool,
-    /// The language of recipients whose own is not known.
+    /// The language of recipients whose own language is unknown.
     pub language: Option<String>,
-    /// The time zone of recipients whose own is not known.
+    /// The time zone of recipients whose own time zone is unknown.
     pub time_zone: Option<String>,
-    /// Whether the tenant has, or had, preferences or suppressions. Otherwise direct messages need no lookup.
+    /// Whether the tenant has or had preferences or suppressions. If false, direct messages need no lookup.
     pub is_guarded: bool,
 }
 
 impl TenantContent {
-    /// Enters an active template in place of its former entry.
+    /// Adds an active template, or replaces its earlier entry.
     pub fn put(&mut self, entry: TemplateEntry) {
         self.remove(&entry.id);
         let of_type = self.by_event_type.entry(entry.event_type.clone()).or_default();
@@ -75,7 +75,7 @@ impl TenantContent {
         of_type.insert(place, entry.into());
     }
 
-    /// Removes a template that is deleted or not active any more.
+    /// Removes a template that was deleted or deactivated.
     pub fn remove(&mut self, id: &str) {
         self.knows_templates = true;
         for of_type in self.by_event_type.values_mut() {
@@ -84,7 +84,7 @@ impl TenantContent {
         self.by_event_type.retain(|_, of_type| !of_type.is_empty());
     }
 
-    /// Notes whether users can opt out of an event type.
+    /// Stores whether an event type is mandatory, so that users cannot opt out of it.
     pub fn set_mandatory(&mut self, event_type: &str, mandatory: bool) {
         if mandatory {
             self.mandatory.insert(event_type.to_owned());
@@ -93,7 +93,7 @@ impl TenantContent {
         }
     }
 
-    /// Notes what an event type does with messages that fall into quiet hours.
+    /// Stores the rule of an event type for messages in quiet hours.
     pub fn set_quiet_rule(&mut self, event_type: &str, rule: QuietRule) {
         if rule == QuietRule::default() {
             self.quiet_rules.remove(event_type);
@@ -102,7 +102,7 @@ impl TenantContent {
         }
     }
 
-    /// What an event type does with messages that fall into quiet hours.
+    /// The rule of an event type for messages in quiet hours.
     #[must_use]
     pub fn quiet_rule(&self, event_type: &str) -> QuietRule {
         self.quiet_rules.get(event_type).copied().unwrap_or_default()
@@ -114,7 +114,7 @@ impl TenantContent {
         self.mandatory.contains(event_type)
     }
 
-    /// Whether an active template is for this event type, in whatever scope.
+    /// Whether this event type has an active template in any scope.
     #[must_use]
     pub fn has(&self, event_type: &str) -> bool {
         self.by_event_type.contains_key(event_type)
@@ -126,7 +126,7 @@ impl TenantContent {
         self.by_event_type.get(event_type)?.iter().find(|entry| entry.id == id)
     }
 
-    /// The active templates of a notification's event type in whose scope it is, for all channels.
+    /// The active templates of an event type whose scope includes this payload, for all channels.
     #[must_use]
     pub fn in_scope(&self, event_type: &str, payload: &FlatPayload) -> Vec<Arc<TemplateEntry>> {
         let of_type = self.by_event_type.get(event_type).map_or(&[][..], Vec::as_slice);
@@ -151,7 +151,7 @@ impl Choice {
         Self { entries, language: language.map(str::to_owned) }
     }
 
-    /// Since when the notification has had a template: the earliest of its templates that are still used.
+    /// The earliest `active_since` of these templates. `None` if there are none.
     #[must_use]
     pub fn since(&self) -> Option<Timestamp> {
         self.entries.iter().map(|entry| entry.active_since).min()
@@ -163,7 +163,7 @@ impl Choice {
         self.entries.iter().filter(|entry| entry.audience == audience).map(|entry| entry.channel.as_str()).collect()
     }
 
-    /// One template for each channel and audience, for a notification that names no recipient.
+    /// One template per channel and audience, for a notification that names no recipient.
     #[must_use]
     pub fn own(&self) -> Vec<Arc<TemplateEntry>> {
         let places: BTreeSet<_> =
@@ -176,22 +176,22 @@ impl Choice {
     #[must_use]
     pub fn template(&self, channel: &str, audience: &str, language: Option<&str>) -> Option<Arc<TemplateEntry>> {
         let here = || self.entries.iter().filter(|entry| entry.channel == channel && entry.audience == audience);
-        // With several scopes that fit, the type that comes first in the alphabet is taken, so that it is never a matter
-        // of luck.
+        // If several scopes include the notification, the alphabetically first type is used, so that the choice is
+        // always the same.
         let scope = here().map(|entry| &entry.scope).filter(|scope| !scope.0.is_empty()).min();
         let fits = |entry: &&Arc<TemplateEntry>| scope.is_none_or(|scope| entry.scope == *scope);
         let rank = |entry: &&Arc<TemplateEntry>| self.rank(&entry.language, language);
         here().filter(fits).min_by_key(rank).cloned()
     }
 
-    /// The language that a message is written in: the template's, or else the recipient's, or else the tenant's.
+    /// The language of a message: the template's, or else the recipient's, or else the tenant's.
     #[must_use]
     pub fn language_of(&self, entry: &TemplateEntry, language: Option<&str>) -> Option<String> {
         let own = Some(entry.language.as_str()).filter(|own| !own.is_empty());
         own.or(language).or(self.language.as_deref()).map(str::to_owned)
     }
 
-    /// How well a template's language serves a recipient. Lower is better.
+    /// The rank of a template's language for a recipient. A lower rank is better.
     fn rank(&self, offered: &str, wanted: Option<&str>) -> usize {
         let tags = [wanted, self.language.as_deref()].into_iter().flatten().flat_map(shortened);
         let chain = tags.chain([""]);
@@ -199,7 +199,7 @@ impl Choice {
     }
 }
 
-/// A language tag, and the same without its last parts: `pt-BR`, `pt`.
+/// Returns a language tag and its shorter forms: `pt-BR`, `pt`.
 fn shortened(tag: &str) -> impl Iterator<Item = &str> {
     std::iter::successors(Some(tag), |tag| tag.rsplit_once('-').map(|(shorter, _)| shorter))
 }

@@ -70,8 +70,8 @@ pub struct Facts {
     pub template_version: Option<i32>,
     /// The language of the message.
     pub language: Option<String>,
-    /// The user whose address this is. `None` for an address without a user, and for a direct message to an inbox, whose
-    /// address is the user's id.
+    /// The user whose address this is. `None` for an address without a user, and for a direct message to an inbox,
+    /// whose address is the user's id.
     pub user_id: Option<String>,
     /// The fields of the user that the template may read, as they were at expansion: JSON of at most 4 KB.
     pub context: Option<String>,
@@ -86,12 +86,12 @@ impl Facts {
         Self { channel: Some(channel.into()), target: Some(target.into()), ..Self::default() }
     }
 
-    /// The channel, or an empty text before expansion.
+    /// The channel, or an empty string before expansion.
     pub fn channel(&self) -> &str {
         self.channel.as_deref().unwrap_or_default()
     }
 
-    /// The address, or an empty text before expansion.
+    /// The address, or an empty string before expansion.
     pub fn target(&self) -> &str {
         self.target.as_deref().unwrap_or_default()
     }
@@ -108,39 +108,40 @@ pub struct Delivery {
     pub lane: i32,
     /// The priority, 0 to 9. 9 is sent first.
     pub priority: i16,
-    /// Since when the delivery is due.
+    /// The time since which the delivery is due.
     pub due_at: Timestamp,
-    /// When this lease began, by the database's clock.
+    /// The time at which this lease began, by the database's clock.
     pub leased_at: Timestamp,
-    /// The number of attempts in this round, without the one that is about to start.
+    /// The number of earlier attempts in this round.
     pub attempts: u32,
-    /// The number of leases that ran out in this round, including the one that this claim takes over.
+    /// The number of leases that ran out in this round, including the lease that this claim took over.
     pub losses: u32,
-    /// The number of attempts that were ever recorded.
+    /// The number of recorded attempts in all rounds.
     pub seq: u32,
-    /// If this claim took over a lease that had run out, when that lease began.
+    /// The time at which the lost lease began, if this claim took over a lease that had run out.
     pub lost_since: Option<Timestamp>,
-    /// Under an earlier lease, a send with `at_most_once` was announced and its result was not recorded.
+    /// Whether a send with `at_most_once` was announced under an earlier lease and its result was not recorded.
     pub intent_stands: bool,
-    /// An attempt of this round was unclear, so the message may have arrived.
+    /// Whether an attempt of this round was unclear, so that the message may have arrived.
     pub unclear: bool,
-    /// When the provider may first have seen the key.
+    /// The earliest time at which the provider may have seen the key.
     pub first_try_at: Option<Timestamp>,
     /// The columns of the delivery's row. They are empty before expansion.
     pub facts: Facts,
-    /// A random token of this claim. Later writes succeed only if the row still has it.
+    /// A random token of this claim. A later write succeeds only if the row still has this token.
     pub token: Uuid,
 }
 
 impl Delivery {
-    /// Turns the notification's row into its only delivery, without adding a row for the delivery. The number is the
-    /// same that expansion would have given.
+    /// Turns the notification's row into its only delivery, without adding a row for the delivery. Its number is the
+    /// number that expansion would have given.
     pub fn of_only_target(self, lane: i32, target: Target) -> Self {
         let key = DeliveryKey { n: 1, ..self.key };
         Self { key, lane, facts: target.facts, ..self }
     }
 
-    /// The notification's only delivery in a row of its own, which takes over the lease of the notification's row.
+    /// Returns the notification's only delivery in a row of its own, which takes over the lease of the notification's
+    /// row.
     pub fn held_for(self, lane: i32, target: Target) -> Self {
         let key = DeliveryKey { n: 1, ..self.key };
         Self {
@@ -159,7 +160,7 @@ impl Delivery {
     }
 }
 
-/// Where a delivery can stand.
+/// The state of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
@@ -214,18 +215,18 @@ impl DeliveryState {
     }
 }
 
-/// Why a delivery is parked.
+/// The reason why a delivery is parked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// The provider rejected it.
+    /// The provider rejected the message.
     Rejected,
     /// The policy's attempts are used up.
     Exhausted,
-    /// It may have arrived; only a receipt or a person can tell.
+    /// The message may have arrived. Only a receipt or an operator can decide.
     OutcomeUnknown,
-    /// Our account, settings or data are at fault.
+    /// Our account, settings or data are wrong.
     Config,
 }
 
@@ -281,14 +282,14 @@ impl FinishedState {
     }
 }
 
-/// What the settler does with a queue row.
+/// The action of the settler on a queue row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finish {
     /// Moves the row to the ledger.
     Ended(FinishedState),
     /// Leaves the row in the queue for another attempt.
     Again {
-        /// When the next attempt is due.
+        /// The time at which the next attempt is due.
         at: Timestamp,
         /// Whether this attempt counts towards the policy's maximum.
         counted: bool,

@@ -1,33 +1,33 @@
 use serde::{Deserialize, Serialize};
 
-/// What kind of failure an error is: one vocabulary over all providers, beside the error's own code.
+/// The class of an error. All providers share these classes; an error also has a code of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorClass {
     /// The provider does not accept our credentials.
     AuthFailed,
-    /// The credentials are good, and do not allow this.
+    /// The provider accepts our credentials, but they do not allow this request.
     Forbidden,
-    /// The provider asked us to send less, or later.
+    /// The provider asked us to send fewer messages, or to send later.
     RateLimited,
     /// No answer came in time.
     Timeout,
     /// The provider could not be reached, or the connection broke.
     Network,
-    /// The provider itself failed.
+    /// The provider failed to process the request.
     ServerError,
-    /// The address is wrong, gone, missing or not allowed.
+    /// The address is wrong, missing, not allowed or no longer exists.
     InvalidAddress,
-    /// The provider refuses what the message says.
+    /// The provider refuses the content of the message.
     InvalidContent,
     /// The template is missing, fails, or is refused by the provider.
     TemplateRejected,
-    /// Our account at the provider: unpaid, suspended, out of credit.
+    /// Our account at the provider is unpaid, suspended or out of credit.
     Account,
-    /// The settings here: the provider is missing, disabled, paused or wrongly set up.
+    /// The configuration is wrong: the provider is missing, disabled, paused or misconfigured.
     Config,
-    /// None of the others, or not known.
+    /// The error belongs to no other class, or its class is unknown.
     Unknown,
 }
 

@@ -28,7 +28,7 @@ pub enum Expansion {
 }
 
 impl Expansion {
-    /// The targets. None if the notification is parked.
+    /// The targets. Empty if the notification is parked.
     #[must_use]
     pub fn targets(&self) -> &[Target] {
         match self {
@@ -38,7 +38,7 @@ impl Expansion {
         }
     }
 
-    /// The targets, to change them.
+    /// The targets, mutable. Empty if the notification is parked.
     pub fn targets_mut(&mut self) -> &mut [Target] {
         match self {
             Self::Deliveries(targets) => targets,
@@ -55,12 +55,13 @@ pub struct Target {
     pub facts: Facts,
     /// The lane, or the state in which the delivery ends immediately.
     pub fate: Fate,
-    /// Of a template that is sent once per entity: the hash of the send key with the recipient. If another delivery
-    /// holds it already, this one is skipped as a duplicate when it is written.
+    /// The hash of the send key and the recipient, if the template is sent once per entity. If another delivery
+    /// already has this hash, the target is skipped as a duplicate when it is written.
     pub once: Option<Uuid>,
-    /// When it is due at the earliest: the end of its user's quiet hours. `None`: when its notification is.
+    /// The end of the user's quiet hours: the target is not due earlier. `None`: it is due when its notification is
+    /// due.
     pub not_before: Option<Timestamp>,
-    /// What is counted or collected when it is written: by a throttle, or for a digest.
+    /// The throttle and the digest that apply when the target is written.
     pub pacing: Option<Box<Pacing>>,
 }
 
@@ -105,7 +106,7 @@ pub const IN_APP: &str = "in_app";
 /// The code of a target whose channel no provider serves.
 const NO_PROVIDER: &str = "no_provider";
 
-/// The channels that the product knows. A tenant has further channels if its providers serve channels with other names.
+/// The channels that Postcommit knows. A tenant has further channels if its providers serve channels with other names.
 pub const CHANNELS: [&str; 8] = ["email", IN_APP, "slack", "sms", "teams", "voice", "webhook", "whatsapp"];
 
 /// The providers of one tenant, for routing.
@@ -143,10 +144,13 @@ impl Routes<'_> {
 #[must_use]
 pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
     let Some(entries) = note.recipients.as_array() else {
-        return park("bad_recipient", "the recipients of the notification are not a JSON array");
+        return park(
+            "bad_recipient",
+            "the recipients of the notification are not a JSON array; enqueue it again with an array",
+        );
     };
     if entries.is_empty() {
-        return park("no_recipient", "the notification names no recipient");
+        return park("no_recipient", "the notification names no recipient; enqueue it again with a recipient");
     }
     let (mut targets, mut unreached) = (Vec::new(), Vec::new());
     let mut seen = HashSet::new();
@@ -156,7 +160,7 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
             Err(problem) => return park("bad_recipient", format!("recipients[{place}]: {problem}")),
         };
         if let Recipient::List(name) = &recipient {
-            // The dispatcher looks lists up, and does not expand such a notification here.
+            // The dispatcher looks up lists first, so such a notification is not expanded here.
             return park("unknown_list", format!("the members of list {name:?} are not known here"));
         }
         let channels = channels_for(&recipient, note, routes);
@@ -186,9 +190,8 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
     }
 }
 
-/// The recipients to which these deliveries went: as the notification names them, or else, for members of lists and
-/// addresses that a template gave, the user or the address. An address that a template gave on a channel which the product
-/// does not know is left out: no recipient can name it, and the template gives it again.
+/// The recipients of these deliveries, as the notification names them. For members of lists and for addresses from a
+/// template, the recipient is the user or the address.
 #[must_use]
 pub fn recipients_of(note: &StoredNotification, deliveries: &[Facts]) -> Vec<Recipient> {
     let read = note.recipients.as_array().into_iter().flatten().filter_map(|entry| Recipient::from_json(entry).ok());
@@ -205,8 +208,7 @@ pub fn recipients_of(note: &StoredNotification, deliveries: &[Facts]) -> Vec<Rec
     recipients
 }
 
-/// The recipients of a notification that can be reached on `channel`, whatever channels it was enqueued for. Lists, and
-/// users outside their inboxes, count as reached if the channel has a provider: they are looked up at expansion.
+/// The recipients of a notification that can be reached on `channel`, regardless of the channels that it names.
 /// # Errors
 /// If no recipient can be reached, a sentence that says why.
 pub fn reachable(note: &StoredNotification, channel: &str, routes: Routes<'_>) -> Result<Vec<Recipient>, String> {
@@ -264,9 +266,8 @@ pub(super) fn is_for_one(entries: &[serde_json::Value], note: &StoredNotificatio
     !several_channels && !looked_up
 }
 
-/// Whether the notification goes to an inbox and the tenant has no provider for inboxes. One is created then. If a
-/// provider of the inbox channel exists, even a disabled one, or another provider has the name `in_app`, none is
-/// created.
+/// Whether the notification goes to an inbox and a provider for inboxes must be created. False if the tenant has a
+/// provider of the inbox channel, even a disabled one, or another provider with the name `in_app`.
 #[must_use]
 pub fn lacks_in_app(note: &StoredNotification, routes: Routes<'_>) -> bool {
     let is_wanted = || note.channels.is_empty() || note.channels.iter().any(|channel| channel_name(channel) == IN_APP);
@@ -274,7 +275,7 @@ pub fn lacks_in_app(note: &StoredNotification, routes: Routes<'_>) -> bool {
     has_user() && is_wanted() && !has_in_app(routes)
 }
 
-/// Whether one of the targets goes to an inbox, and the tenant has no provider for inboxes. One is created then.
+/// Whether a target goes to an inbox and a provider for inboxes must be created.
 #[must_use]
 pub fn needs_in_app(targets: &[Target], routes: Routes<'_>) -> bool {
     let lacks = |target: &Target| {
@@ -287,22 +288,21 @@ fn has_in_app(routes: Routes<'_>) -> bool {
     routes.0.iter().any(|p| p.channel == IN_APP || p.name == IN_APP)
 }
 
-/// The target of a recipient that has no address on the notification's channels. It is skipped, and its detail says
-/// why.
+/// The skipped target of a recipient that has no address on the notification's channels. Its detail says why.
 fn off_channel(recipient: &Recipient, place: usize, note: &StoredNotification) -> Target {
     let detail = format!("recipients[{place}].{} cannot be reached on {}", recipient.kind(), note.channels.join(", "));
     let fate = Fate::Ended { state: FinishedState::Skipped, code: "not_on_channels", detail };
     Target::new(Facts::new(implied(recipient).first().copied().unwrap_or("any"), recipient.value()), fate)
 }
 
-/// Finds the lane of a delivery that has none, for example because its provider did not exist when it was expanded.
+/// Finds the lane of a delivery without a lane, for example because its provider did not exist at expansion.
 #[must_use]
 pub fn route(facts: &Facts, routes: Routes<'_>) -> Fate {
     lane_for(facts.provider.as_deref(), facts.channel(), routes)
 }
 
 /// Finds the lane of a target. If the recipient names a provider, it is the lane of that provider. Otherwise the
-/// channel decides. Without a lane the target ends, and the result says why.
+/// channel decides. If there is no lane, the target ends, and the result says why.
 pub(super) fn lane_for(provider: Option<&str>, channel: &str, routes: Routes<'_>) -> Fate {
     provider.map_or_else(|| by_channel(channel, routes), |provider| named_fate(provider, routes))
 }
@@ -382,8 +382,8 @@ fn fate(recipient: &Recipient, place: usize, channel: &str, routes: Routes<'_>) 
     }
 }
 
-/// The skipped delivery of a user on a channel other than the inbox. The dispatcher looks such users up, and does not
-/// expand their notifications here.
+/// The skipped delivery of a user on a channel other than the inbox. The dispatcher looks up such users first, so their
+/// notifications are not expanded here.
 fn no_address(place: usize, channel: &str) -> Fate {
     let detail = format!("recipients[{place}].user has no address for {channel}");
     Fate::Ended { state: FinishedState::Skipped, code: "no_address", detail }
@@ -400,9 +400,7 @@ fn unknown_channel(channel: &str, routes: Routes<'_>) -> Fate {
     let known = routes.channels().join(", ");
     parked(
         "unknown_channel",
-        format!(
-            "channel {channel:?} does not exist; existing channels are {known}; create a provider for it, then retry"
-        ),
+        format!("channel {channel:?} does not exist; allowed are {known}; create a provider for it, then retry"),
     )
 }
 

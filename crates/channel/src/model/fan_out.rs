@@ -1,5 +1,5 @@
-//! Expands a notification whose targets must be looked up: templates, users, lists, preferences. The functions are pure.
-//! [`lookup`] says what must be looked up, and [`fan_out`] makes the targets from what was found.
+//! Expands a notification whose targets must be looked up: templates, users, lists, preferences. The functions are
+//! pure. [`lookup`] returns the names that must be looked up, and [`fan_out`] builds the targets from the result.
 
 mod fan;
 mod unreached;
@@ -19,61 +19,62 @@ use super::user::{KnownUser, ListMember, comparable};
 use super::{Facts, Maker, StoredNotification};
 use crate::template::{Failure, FlatPayload};
 
-/// What a notification needs before it can be expanded.
+/// The users, lists and templates that must be read before a notification can be expanded.
 #[derive(Debug, Clone)]
 pub struct Lookup {
-    /// Its payload, for templates and their scopes.
+    /// The payload of the notification, for templates and their scopes.
     pub payload: FlatPayload,
     /// Who made it.
     maker: Maker,
     /// The templates that it may use. `None` if it is a direct message.
     choice: Option<Choice>,
-    /// The templates whose own `to` gives the address, because the notification names no recipient.
+    /// The templates whose part `to` renders the address, because the notification names no recipient.
     pub own: Vec<Arc<TemplateEntry>>,
-    /// The users that it names.
+    /// The users that the notification names.
     pub users: Vec<String>,
-    /// The lists that it names.
+    /// The lists that the notification names.
     pub lists: Vec<String>,
 }
 
-/// What a resend or a digest fixes, whatever templates there are now.
+/// The text that a resend must use, regardless of the current templates.
 #[derive(Debug, Clone)]
 pub enum Pin {
-    /// Nothing: an application made it, or the present templates decide.
+    /// No text is fixed: the notification is not a resend, or it uses the current templates.
     None,
-    /// It is a copy of a direct message.
+    /// The resend is a copy of a direct message.
     Direct,
-    /// It is rendered by this version of a template, whatever its scope and state are.
+    /// The resend uses this version of a template, regardless of the template's scope and state.
     Template(Box<TemplateEntry>),
 }
 
-/// What was found for one or more notifications, by tenant and name.
+/// The result of the lookup for one or more notifications, by tenant and name.
 #[derive(Debug, Clone)]
 pub struct Found {
-    /// The database's time at which it was looked up.
+    /// The time of the lookup, by the database's clock.
     pub at: Timestamp,
-    /// Users of whom anything is stored.
+    /// The users that the database knows.
     pub users: HashMap<(i32, String), KnownUser>,
-    /// Members of the lists that exist.
+    /// The members of the lists that exist.
     pub lists: HashMap<(i32, String), Vec<ListMember>>,
 }
 
-/// The address that a template itself gives.
+/// A template and the address that its part `to` renders.
 pub type OwnAddress = (Arc<TemplateEntry>, Result<String, NoAddress>);
 
-/// Why a template gives no address.
+/// The reason why a template's part `to` renders no address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoAddress {
-    /// There is none, for this reason. The template's channel is skipped.
+    /// The part renders to nothing, for this reason. The template's channel is skipped.
     Skipped(String),
-    /// The template failed. Its channel is skipped, and the notification is parked if no other template gives an address.
+    /// The template failed. Its channel is skipped. If no other template renders an address, the notification is
+    /// parked.
     Failed(Failure),
 }
 
-/// Says what a notification needs before it can be expanded. `None` if [`super::expand`] can do it alone: a direct
-/// message whose targets and states depend on nothing that is stored.
+/// Returns the data that must be read before a notification can be expanded. `None` if [`super::expand`] needs no
+/// stored data: a direct message whose targets do not depend on users, lists, templates or preferences.
 ///
-/// `pin` is what a resend or a digest fixes.
+/// `pin` is the text that a resend must use.
 #[must_use]
 pub fn lookup(
     note: &StoredNotification,
@@ -86,7 +87,7 @@ pub fn lookup(
         Pin::Template(_) => true,
     };
     let is_guarded = content.is_some_and(|content| content.is_guarded);
-    // A notification without recipients is sent by a template or not at all.
+    // A notification without recipients can only be sent by a template.
     let lacks_template = entries(note).is_empty() && content.is_some_and(|content| content.knows_templates);
     let is_needed = is_guarded || lacks_template || needs_people(note);
     if !is_templated && !is_needed {
@@ -112,15 +113,16 @@ pub fn lookup(
 }
 
 impl Lookup {
-    /// How many targets one recipient may have at most.
+    /// The maximum number of targets of one recipient.
     #[must_use]
     pub fn channels(&self, note: &StoredNotification) -> usize {
         self.choice.as_ref().map_or(note.channels.len(), |choice| choice.channels("").len()).max(1)
     }
 
-    /// Leaves out the templates if the notification may have been sent as a direct message, by a worker whose lease began
-    /// at `leased_at` and which did not know them yet. It must not be sent a second time in another form. A worker whose
-    /// lease began after a template was used knew it (docs/decisions/0033).
+    /// Removes the templates if a worker that did not know them yet may have sent the notification as a direct message.
+    /// It must not be sent a second time in another form. An event without a title and a body keeps its templates,
+    /// because its direct message would be empty. `is_late` says whether templates that are active since a time became
+    /// active after the loss of that worker's lease, or shortly before.
     #[must_use]
     pub fn without_late_templates(self, note: &StoredNotification, leased_at: Timestamp) -> Self {
         let since = self.choice.as_ref().and_then(Choice::since);
@@ -144,13 +146,13 @@ fn entries(note: &StoredNotification) -> &[Value] {
     note.recipients.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Whether a direct message names a list, or a user on another channel than the inbox.
+/// Whether a direct message names a list, or a user on a channel other than the inbox.
 fn needs_people(note: &StoredNotification) -> bool {
     let elsewhere = || note.channels.iter().any(|channel| channel_name(channel) != IN_APP);
     entries(note).iter().any(|entry| entry.get("list").is_some() || (entry.get("user").is_some() && elsewhere()))
 }
 
-/// Expands a notification from what was looked up. `own` are the addresses of [`Lookup::own`].
+/// Expands a notification from the result of its lookup. `own` are the addresses of [`Lookup::own`].
 #[must_use]
 pub fn fan_out(
     note: &StoredNotification,
@@ -176,8 +178,8 @@ pub fn fan_out(
     }
 }
 
-/// The recipients of a notification other than lists, as members: what a large expansion keeps of them. A named
-/// provider stands in place of the channel.
+/// The recipients of a notification other than lists, as members, in the form that a large expansion stores. If a
+/// recipient names a provider, the member holds the provider instead of the channel.
 #[must_use]
 pub fn named_members(note: &StoredNotification) -> Vec<ListMember> {
     let read = entries(note).iter().filter_map(|entry| Recipient::from_json(entry).ok());
@@ -212,18 +214,18 @@ pub fn fan_out_part(
     fan.targets
 }
 
-/// Skips the targets whose channel and address an earlier part has sent to.
+/// Skips the targets whose channel and address are already targets of an earlier part.
 pub fn skip_seen(targets: &mut [Target], seen: &HashSet<(String, String)>) {
     for target in targets.iter_mut().filter(|target| target.fate.ended().is_none()) {
         let (channel, to) = (target.facts.channel(), comparable(target.facts.target()));
         if seen.contains(&(channel.to_owned(), to.into_owned())) {
-            let detail = format!("list: the notification goes to this address on {channel} already");
+            let detail = format!("list: the notification already goes to this address on {channel}");
             (target.fate, target.once) = (skipped("duplicate", detail), None);
         }
     }
 }
 
-/// Skips the targets whose address is suppressed. `reason` returns why an address on a channel is.
+/// Skips the targets whose address is suppressed. `reason` returns why an address is suppressed on a channel.
 pub fn skip_suppressed(targets: &mut [Target], reason: impl Fn(&str, &str) -> Option<String>) {
     for target in targets {
         if target.fate.ended().is_some() {

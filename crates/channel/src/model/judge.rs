@@ -1,4 +1,4 @@
-//! Decides what follows from an outcome. The function is pure, so that all cases can be tested.
+//! Decides what happens to a delivery after an outcome. The function is pure, so that all cases can be tested.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use postcommit::Timestamp;
 
 use super::{Because, Guarantee, Outcome, Policy, Reason};
 
-/// How many leases of one delivery may run out before it is parked. A payload that crashes its worker must not do so
-/// forever.
+/// The number of leases of one delivery that may run out before it is parked, so that a payload that crashes its worker
+/// does not crash workers forever.
 pub const MAX_LOSSES: u32 = 10;
 
-/// The most attempts of one delivery in all its rounds. After that it is parked in any case.
+/// The maximum number of attempts of one delivery in all its rounds. After that it is always parked.
 pub const MAX_ATTEMPTS_IN_ALL: u32 = 1000;
 
 /// The share of the provider's key window in which an unclear attempt may be repeated. The rest is a margin for the
@@ -24,7 +24,8 @@ pub enum Verdict {
     Done,
     /// Another attempt follows.
     Again {
-        /// When the next attempt is due. It is never after the expiry, unless the expiry has passed already.
+        /// The time at which the next attempt is due. It is never after the expiry, unless the expiry has already
+        /// passed.
         at: Timestamp,
         /// Whether this attempt counts towards the policy's maximum.
         counted: bool,
@@ -38,7 +39,7 @@ pub enum Verdict {
 pub struct Lost {
     /// The number of leases that ran out in this round, including this one.
     pub losses: u32,
-    /// When the lease of this attempt began.
+    /// The time at which the lease of this attempt began.
     pub since: Timestamp,
 }
 
@@ -47,32 +48,32 @@ pub struct Lost {
 pub struct Case<'a> {
     /// The outcome that the driver reported.
     pub outcome: &'a Outcome,
-    /// How long the provider asked us to wait.
+    /// The wait that the provider asked for.
     pub after: Option<Duration>,
     /// The number of the attempt in this round, starting at 1.
     pub attempt: u32,
-    /// Set if the lease of the attempt ran out.
+    /// The lost lease, if the lease of the attempt ran out.
     pub lost: Option<Lost>,
     /// The provider's retry policy.
     pub policy: &'a Policy,
     /// The provider's guarantee.
     pub guarantee: Guarantee,
-    /// How long the provider remembers our key.
+    /// The time for which the provider remembers our key.
     pub key_window: Duration,
-    /// When the provider may first have seen the key.
+    /// The earliest time at which the provider may have seen the key.
     pub first_try_at: Timestamp,
     /// The expiry. No send begins after it.
     pub expires_at: Timestamp,
-    /// The present time.
+    /// The current time.
     pub now: Timestamp,
     /// A random number in 0..1 for the jitter.
     pub chance: f64,
 }
 
 impl Case<'_> {
-    /// How long to wait before the next attempt: as long as the policy says, and as the provider asked. A wait that
-    /// the provider asked for and that ends at or after the expiry does not count. Otherwise one absurd answer would
-    /// cost the delivery all its further attempts.
+    /// The wait before the next attempt: the longer of the policy's wait and the wait that the provider asked for. A
+    /// provider's wait that ends at or after the expiry is ignored, because one wrong answer would otherwise end all
+    /// further attempts.
     #[must_use]
     pub fn wait(&self) -> Duration {
         let own = self.policy.wait(self.attempt, self.chance);
@@ -127,7 +128,7 @@ fn again(case: &Case<'_>) -> Verdict {
 }
 
 /// Decides after the lease of an attempt ran out. An attempt that may have sent the message counts towards the policy's
-/// maximum. An attempt that certainly sent nothing does not.
+/// maximum. An attempt that certainly sent nothing does not count.
 #[cold]
 fn again_after_loss(case: &Case<'_>, lost: Lost) -> Verdict {
     let may_have_been_sent = matches!(case.outcome, Outcome::Unclear { .. });

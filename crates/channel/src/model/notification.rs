@@ -26,59 +26,59 @@ pub enum Maker {
     Digest,
 }
 
-/// A notification as it is stored: immutable.
+/// A stored notification. It never changes.
 #[derive(Debug, Clone, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct StoredNotification {
-    /// Its owner.
+    /// The id of the tenant that owns the notification.
     #[serde(skip)]
     pub tenant: i32,
-    /// The owner's name.
+    /// The name of the tenant that owns the notification.
     #[serde(rename = "tenant")]
     pub tenant_name: String,
-    /// UUIDv7.
+    /// The id of the notification, a UUIDv7.
     pub id: Uuid,
-    /// Dotted name of what happened.
+    /// The event type, a dotted name.
     pub event_type: String,
-    /// The thing it is about.
+    /// The entity that the notification is about.
     pub entity: Option<String>,
-    /// The stream it belongs to.
+    /// The stream that the notification belongs to.
     pub topic: Option<String>,
-    /// Version of the payload's shape.
+    /// The version of the payload's format.
     pub schema_version: Option<i32>,
-    /// Unique in the tenant.
+    /// The idempotency key, unique in the tenant.
     pub idempotency_key: String,
-    /// The event's data, digit for digit as it is stored.
+    /// The event's data. Numbers keep all digits that were enqueued.
     #[cfg_attr(feature = "openapi", schema(value_type = serde_json::Value))]
     pub payload: Box<RawValue>,
-    /// To whom, as given.
+    /// The recipients, as they were enqueued.
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<Object>))]
     pub recipients: Value,
-    /// By which channels, as given.
+    /// The channels, as they were enqueued.
     pub channels: Vec<String>,
-    /// Subject or heading.
+    /// The subject or heading.
     pub title: Option<String>,
-    /// Text.
+    /// The text of the message.
     pub body: Option<String>,
-    /// Where the reader should go.
+    /// The link that the reader should open.
     pub action_url: Option<String>,
-    /// What one channel alone needs, by channel.
+    /// Additional data for single channels, by channel.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
     pub data: Option<Box<RawValue>>,
-    /// 0 to 9, 9 first.
+    /// The priority, 0 to 9. 9 is sent first.
     pub priority: i16,
-    /// Not before this.
+    /// The notification is not sent before this time.
     pub due_at: Timestamp,
-    /// Never after this.
+    /// The notification is never sent after this time.
     pub expires_at: Timestamp,
-    /// Where it came from.
+    /// The origin of the notification.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
     pub source: Option<Value>,
-    /// The request or trace that caused it.
+    /// The id of the request or trace that caused the notification.
     pub correlation_id: Option<String>,
-    /// When it was enqueued.
+    /// The time at which the notification was enqueued.
     pub created_at: Timestamp,
-    /// The deliveries that were cancelled while they were under way; 0 is all.
+    /// The numbers of deliveries that were cancelled during an attempt. 0 means all deliveries.
     #[serde(skip)]
     pub cancelled: Vec<i32>,
 }
@@ -106,8 +106,7 @@ impl StoredNotification {
     }
 
     /// The name of the site that the notification came from, as the KPIs use it: at most [`SITE_CHARS`] characters, and
-    /// empty without a site. `None` if the site is not a text, because then only the database decides how it is
-    /// written.
+    /// empty without a site. `None` if the site is not a string, because the database then decides its spelling.
     pub fn site_label(&self) -> Option<Box<str>> {
         match self.source.as_ref().and_then(|source| source.get("site")) {
             None | Some(Value::Null) => Some(Box::default()),
@@ -117,7 +116,7 @@ impl StoredNotification {
     }
 
     /// The trace context of the request that enqueued the notification. A malformed `traceparent` is ignored, because
-    /// SQL clients may write any text.
+    /// SQL clients may write any string.
     pub fn traceparent(&self) -> Option<TraceParent> {
         self.source.as_ref()?.get("traceparent")?.as_str()?.parse().ok()
     }

@@ -10,7 +10,7 @@ pub enum Outcome {
     Sent,
     /// The message has arrived. Either the channel is itself the destination, or it confirmed the arrival immediately.
     Delivered,
-    /// The message was certainly not sent. It may be tried again.
+    /// The message was certainly not sent. Another attempt is allowed.
     Deferred {
         /// A short, stable code, such as `http_429`.
         code: String,
@@ -19,7 +19,7 @@ pub enum Outcome {
     Rejected {
         /// A short, stable code, such as `http_410`.
         code: String,
-        /// Why the message was rejected.
+        /// The reason of the rejection.
         because: Because,
     },
     /// The message may have been sent: bytes were written, and no usable answer came.
@@ -29,14 +29,14 @@ pub enum Outcome {
     },
 }
 
-/// Why a message was rejected.
+/// The reason why a message was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Because {
     /// The provider refused this message or this recipient. It may accept others.
     Refused,
     /// Our account or settings are wrong. Every message of this lane would be rejected, so the lane is paused.
     Config,
-    /// The driver does not know this answer. The policy says how often it is tried again.
+    /// The driver does not know this answer. The policy's `unknown_retries` limits further attempts.
     Unrecognised,
 }
 
@@ -88,12 +88,12 @@ impl Outcome {
 pub struct Report {
     /// The outcome that the driver saw.
     pub outcome: Outcome,
-    /// The class of the failure, if the driver knows it better than it follows from the code.
+    /// The class of the failure, if the driver knows a better class than the one that follows from the code.
     pub class: Option<ErrorClass>,
-    /// The message was only recorded and not sent, by a driver for development.
+    /// Whether the message was only recorded and not sent, by a driver for development.
     pub captured: bool,
-    /// How long the provider asked us to wait, with any outcome. It takes effect if the delivery may be tried again.
-    /// Then it also holds the host or the lane.
+    /// The wait that the provider asked for, with any outcome. If another attempt is allowed, the wait applies to the
+    /// delivery and holds its host or lane.
     pub after: Option<Duration>,
     /// The evidence for the outcome.
     pub evidence: Evidence,

@@ -1,5 +1,5 @@
-//! How often a recipient hears of a template: throttles and digests. The rules are pure; the counts and the collected
-//! events are in the database, and are changed in the transaction that writes the targets.
+//! Throttles and digests: they limit the messages of a template to one recipient. The rules are pure. The counts and
+//! the collected events are in the database, and the transaction that writes the targets changes them.
 
 use postcommit::{Recipient, Timestamp, key};
 use serde::{Deserialize, Serialize};
@@ -9,17 +9,17 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// The most messages in a period of a throttle.
+/// The highest limit of a throttle, in messages per period.
 pub const THROTTLE_MAX: u32 = 10_000;
 /// The longest period of a throttle in seconds: 30 days.
 pub const THROTTLE_PERIOD_S: u32 = 30 * 86_400;
 /// The longest window of a digest in seconds: 7 days.
 pub const DIGEST_WINDOW_S: u32 = 7 * 86_400;
-/// Characters of a digest's key.
+/// The maximum number of characters of a digest's key.
 pub const DIGEST_KEY_CHARS: usize = 255;
-/// The most items of a digest. A full one is sent immediately, and the next event begins another.
+/// The maximum number of items of a digest. A full digest is sent immediately, and the next event begins a new digest.
 pub const DIGEST_ITEMS: u32 = 500;
-/// Bytes of the payloads of a digest together.
+/// The maximum number of bytes of all payloads of a digest.
 pub const DIGEST_BYTES: u64 = 2 * 1024 * 1024;
 
 /// The code of a target that a throttle has skipped.
@@ -27,50 +27,51 @@ pub const THROTTLED: &str = "throttled";
 /// The code of a target that was put into a digest.
 pub const DIGESTED: &str = "digested";
 
-/// At most so many messages of a template for one recipient in a period. The period begins with its first message.
+/// A limit of the messages of a template to one recipient in a period. The period begins with its first message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Throttle {
-    /// The most messages in a period.
+    /// The maximum number of messages in a period.
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 10000))]
     pub max: u32,
     /// The length of the period in seconds.
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 2592000))]
     pub per_s: u32,
-    /// What becomes of the rest.
+    /// Whether messages above the limit are skipped or collected. Default: skipped.
     #[serde(default)]
     pub then: Then,
 }
 
-/// What becomes of the messages beyond a throttle.
+/// The treatment of messages above the limit of a throttle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Then {
-    /// They are skipped.
+    /// Skip the messages.
     #[default]
     Skip,
-    /// They are collected in the template's digest.
+    /// Collect the messages in the template's digest.
     Digest,
 }
 
-/// The events of a recipient are collected for a window, and one message is sent with all of them.
+/// The rule of a digest: the events of a recipient are collected for a window, then one message is sent for all of
+/// them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DigestRule {
-    /// How long events are collected, from the first one on, in seconds.
+    /// The window in seconds. It begins with the first event.
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 604800))]
     pub window_s: u32,
-    /// The field of the payload whose values are collected apart, such as `listingId`. Without it, all events of the
-    /// recipient are collected together.
+    /// A field of the payload, such as `listingId`. Each value of the field gets its own digest. Without it, all events
+    /// of the recipient are collected together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 255))]
     pub key: Option<String>,
 }
 
-/// Checks the rules of a template.
+/// Checks the throttle and the digest of a template.
 ///
 /// # Errors
 /// Names the field, its value and what is allowed.
@@ -92,66 +93,66 @@ pub fn check_pacing(throttle: Option<&Throttle>, digest: Option<&DigestRule>) ->
     }
     match (throttle.map(|throttle| throttle.then), digest) {
         (Some(Then::Digest), None) => {
-            Err("throttle.then: is \"digest\", and the template has no digest; set `digest`, or write \"skip\"".into())
+            Err("throttle.then: is \"digest\", but the template has no digest; set `digest`, or write \"skip\"".into())
         }
         (Some(Then::Skip), Some(_)) => {
-            Err("throttle.then: is \"skip\", and the template has a digest; write \"digest\", or remove the digest"
+            Err("throttle.then: is \"skip\", but the template has a digest; write \"digest\", or remove the digest"
                 .into())
         }
         _ => Ok(()),
     }
 }
 
-/// What the transaction that writes a target must count or collect.
+/// The throttle and the digest that the transaction must apply when it writes a target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pacing {
-    /// The throttle, and the hash under which its recipient is counted.
+    /// The throttle, and the hash under which the recipient's messages are counted.
     pub throttle: Option<(Uuid, Throttle)>,
-    /// The digest that takes the event, or takes it when the throttle does not let it pass.
+    /// The digest that collects the event. With a throttle, it collects only events above the limit.
     pub digest: Option<Digesting>,
 }
 
-/// An event on its way into a digest.
+/// An event that may be collected in a digest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Digesting {
     /// The hash of the template, the recipient and the key.
     pub key_hash: Uuid,
-    /// How long the digest collects, if the event is its first.
+    /// The window of the digest. It begins with the first event.
     pub window: Duration,
-    /// The event type, of which the digest's own notification is, too.
+    /// The event type of the event, which is also that of the digest's own notification.
     pub event_type: String,
     /// The name of the tenant.
     pub tenant_name: String,
-    /// To whom the digest goes: a user, whose address is looked up when it is sent, or an address.
+    /// The recipient of the digest: an address, or a user, whose address is looked up when the digest is sent.
     pub recipient: Recipient,
-    /// 0 to 9, 9 first.
+    /// The priority, 0 to 9. 9 is sent first.
     pub priority: i16,
-    /// Bytes of the event's payload.
+    /// The number of bytes of the event's payload.
     pub bytes: u64,
 }
 
-/// What an expansion decides about a target that is throttled or collected.
+/// The decision about a target with a throttle or a digest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pace {
-    /// It is sent.
+    /// Send the target.
     Send,
-    /// It is skipped.
+    /// Skip the target.
     Skip,
-    /// It goes into the digest.
+    /// Put the target into the digest.
     Collect,
 }
 
-/// How much a recipient has had in the present period.
+/// The messages to one recipient in the current period of a throttle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Period {
-    /// When the period ends. If that is in the past, the next message begins another.
+    /// The end of the period. If it has passed, the next message begins a new period.
     pub until: Timestamp,
-    /// The messages in it.
+    /// The number of messages in the period.
     pub sent: u32,
 }
 
 impl Pacing {
-    /// Decides about one target, and counts it if it is sent.
+    /// Decides about one target. Counts the target if it is sent.
     pub fn decide(&self, period: Option<&mut Period>, now: Timestamp) -> Pace {
         let Some(((_, throttle), period)) = self.throttle.as_ref().zip(period) else {
             return if self.digest.is_some() { Pace::Collect } else { Pace::Send };
@@ -166,25 +167,25 @@ impl Pacing {
         match throttle.then {
             Then::Skip => Pace::Skip,
             Then::Digest if self.digest.is_some() => Pace::Collect,
-            // Its recipient cannot have a digest, and nothing is lost.
+            // This recipient cannot have a digest. Send the message, so that it is not lost.
             Then::Digest => Pace::Send,
         }
     }
 }
 
-/// A digest while it is filled.
+/// A digest during its window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenDigest {
-    /// The id of its own notification.
+    /// The id of the digest's own notification.
     pub id: Uuid,
-    /// The events in it.
+    /// The number of events in the digest.
     pub items: u32,
-    /// Bytes of their payloads.
+    /// The number of bytes of the events' payloads.
     pub bytes: u64,
 }
 
 impl OpenDigest {
-    /// Whether an event of this size fits in. The first one always does.
+    /// Whether an event of this size fits into the digest. The first event always fits.
     #[must_use]
     pub fn has_room_for(&self, bytes: u64) -> bool {
         self.items == 0 || (self.items < DIGEST_ITEMS && self.bytes + bytes <= DIGEST_BYTES)
@@ -196,21 +197,21 @@ impl OpenDigest {
         self.bytes += bytes;
     }
 
-    /// Whether it is sent without waiting for the end of its window.
+    /// Whether the digest is full, so that it is sent before the end of its window.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.items >= DIGEST_ITEMS || self.bytes >= DIGEST_BYTES
     }
 }
 
-/// The hash of several texts, such as a template and a recipient.
+/// The hash of several strings, such as a template and a recipient.
 pub(super) fn hash(what: &str, parts: &[&str]) -> Uuid {
     let hash = Sha256::digest(key::of(what, parts));
     Uuid::from_slice(hash.get(..16).unwrap_or_default()).unwrap_or_default()
 }
 
-/// The payload by which a digest is rendered: the fields of its first item, and with them `items`, a list of all
-/// payloads, and `count`.
+/// The payload with which a digest is rendered: the fields of its first item, `items` (a list of all payloads) and
+/// `count`.
 #[must_use]
 pub fn digest_payload(items: &[Box<RawValue>]) -> Box<RawValue> {
     let first = items.first().map_or("{}", |first| first.get());
@@ -306,8 +307,8 @@ mod tests {
             (Some(Throttle { per_s: 0, ..skip.clone() }), None, "throttle.per_s: is 0; 1 to 2592000 are allowed"),
             (None, Some(digest(604_801, None)), "digest.window_s: is 604801; 1 to 604800 are allowed"),
             (None, Some(digest(1, Some(""))), "digest.key: has 0 characters; 1 to 255 are allowed"),
-            (Some(throttle(1, Then::Digest)), None, "throttle.then: is \"digest\", and the template has no digest"),
-            (Some(skip), Some(hour), "throttle.then: is \"skip\", and the template has a digest"),
+            (Some(throttle(1, Then::Digest)), None, "throttle.then: is \"digest\", but the template has no digest"),
+            (Some(skip), Some(hour), "throttle.then: is \"skip\", but the template has a digest"),
         ] {
             let problem = check_pacing(throttle.as_ref(), digest.as_ref()).unwrap_err();
             assert!(problem.starts_with(field), "{problem}");

@@ -3,17 +3,17 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// When and how often a failed attempt is repeated. Every provider has one policy.
+/// The retry policy: when and how often a failed attempt is repeated. Every provider has one policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Written")]
 pub struct Policy {
-    /// How the waits between attempts grow.
+    /// The waits between attempts.
     #[serde(flatten)]
     pub schedule: Schedule,
     /// The number of attempts in total, 1 to 100. The default is one more than the number of waits that the schedule
     /// lists, or 5 if it lists none. After the last attempt the delivery is parked as `exhausted`.
     pub max_attempts: u16,
-    /// How often an answer that the driver does not know is tried again, 0 to 100. Default 1.
+    /// The number of further attempts after an answer that the driver does not know, 0 to 100. Default 1.
     pub unknown_retries: u16,
     /// The largest share by which a wait is randomly shortened, 0 to 1. A wait is never lengthened. Default 0.2 for
     /// `exponential`, 0 for `fixed`, 0.1 for the others.
@@ -58,7 +58,7 @@ struct Written {
     jitter: Option<f64>,
 }
 
-/// Why a policy was refused.
+/// The error of a refused policy: its field and the problem.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("policy{field}: {problem}")]
 pub struct PolicyError {
@@ -170,13 +170,13 @@ fn check_name(field: &str, name: Option<&str>) -> Result<(), PolicyError> {
         Some(name) => format!("is {name:?}"),
         None => "is missing".into(),
     };
-    Err(refuse(field, format!("{is}; known are {}", NAMES.join(", "))))
+    Err(refuse(field, format!("{is}; allowed are {}", NAMES.join(", "))))
 }
 
 /// Turns serde's message into an error that names the missing field.
 fn refuse_read(words: &str) -> PolicyError {
     match words.strip_prefix("missing field `").and_then(|rest| rest.split_once('`')) {
-        Some((field, _)) => refuse(field, "is missing".into()),
+        Some((field, _)) => refuse(field, "is missing; add it".into()),
         None => refuse("", words.into()),
     }
 }
@@ -190,7 +190,7 @@ fn check_fields(value: &Value) -> Result<(), PolicyError> {
         .ok_or_else(|| refuse("", "must be the name of a policy, or an object with the field `name`".into()))?;
     check_name("name", map.get("name").and_then(Value::as_str))?;
     match map.keys().find(|key| !KNOWN.contains(&key.as_str())) {
-        Some(key) => Err(refuse(key, format!("is not known; known are {}", KNOWN.join(", ")))),
+        Some(key) => Err(refuse(key, format!("is not known; allowed are {}", KNOWN.join(", ")))),
         None => Ok(()),
     }
 }
@@ -281,9 +281,9 @@ mod tests {
     #[test]
     fn nonsense_is_refused_by_name() {
         for (value, expected) in [
-            (json!("fast"), r#"policy: is "fast"; known are doubling, marketplace, standard_webhooks, fixed"#),
-            (json!({"name": "fast"}), r#"policy.name: is "fast"; known are doubling"#),
-            (json!({"max_attempts": 3}), "policy.name: is missing; known are doubling"),
+            (json!("fast"), r#"policy: is "fast"; allowed are doubling, marketplace, standard_webhooks, fixed"#),
+            (json!({"name": "fast"}), r#"policy.name: is "fast"; allowed are doubling"#),
+            (json!({"max_attempts": 3}), "policy.name: is missing; allowed are doubling"),
             (json!({"name": "fixed"}), "policy.interval_s: is missing"),
             (json!({"name": "fixed", "interval_s": 0}), "policy.interval_s: is 0; 0.001 to 604800 are allowed"),
             (json!({"name": "doubling", "max_attempts": 101}), "policy.max_attempts: is 101; 1 to 100 are allowed"),

@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 
 use super::{Policy, Rate};
 
-/// The most bytes of a provider's settings as JSON text. They are limited because every process keeps them in memory.
+/// The maximum number of bytes of a provider's settings as JSON. They are limited because every process keeps them in
+/// memory.
 pub const SETTINGS_BYTES: usize = 64 * 1024;
 /// The maximum number of providers of one tenant, not counting providers that are created automatically. Every process
 /// keeps all providers in memory and polls the queue of each.
@@ -17,7 +18,7 @@ pub const PROVIDERS: usize = 200;
 /// that a notification can be sent from its own row.
 pub const TIMEOUT_MS: i32 = 15_000;
 
-/// How an attempt with an unclear outcome is handled.
+/// The treatment of an attempt with an unclear outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Guarantee {
@@ -57,16 +58,16 @@ pub struct Provider {
     pub id: i32,
     #[serde(flatten)]
     pub draft: ProviderDraft,
-    /// When the guarantee was last changed, or 1970 if never.
+    /// The time of the last change of the guarantee, or 1970 if it was never changed.
     #[serde(skip)]
     pub guarantee_since: Timestamp,
-    /// Why the lane is paused, or `None` if it is not.
+    /// The reason why the lane is paused. `None` if it is not paused.
     pub paused: Option<String>,
-    /// Whether the tenant is suspended. The lane is closed then, as if it were paused.
+    /// Whether the tenant is suspended. The lanes of a suspended tenant are closed.
     pub suspended: bool,
-    /// Until when the provider asked us to send nothing (its `Retry-After`).
+    /// The time until which the lane is held, because the provider asked us to wait (`Retry-After`).
     pub held_until: Option<Timestamp>,
-    /// Incremented by every change of this provider.
+    /// The revision. Every change of this provider increments it.
     pub revision: i32,
     /// False if the row was edited by hand and cannot be parsed. The unreadable fields then have default values, and
     /// any change of the provider writes these defaults.
@@ -113,22 +114,22 @@ pub struct ProviderDraft {
     /// The encrypted secrets, as they are stored.
     #[serde(skip)]
     pub secrets: Option<Vec<u8>>,
-    /// How an attempt with an unclear outcome is handled.
+    /// The treatment of an attempt with an unclear outcome.
     pub guarantee: Guarantee,
-    /// When and how often a failed attempt is repeated.
+    /// The retry policy.
     pub policy: Policy,
-    /// How many sends may run concurrently in one server process, 1 to 1,000.
+    /// The maximum number of concurrent sends in one server process, 1 to 1,000.
     pub concurrency: i32,
-    /// The most sends per second of all processes together, 0.001 to 10,000. `None` means no limit.
+    /// The maximum number of sends per second of all processes together, 0.001 to 10,000. `None` means no limit.
     pub rate_per_s: Option<f64>,
-    /// How many sends may follow each other immediately after a pause, 1 to 10,000. It is allowed only with a rate. The
+    /// The maximum number of sends without a wait after an idle time, 1 to 10,000. It is allowed only with a rate. The
     /// default is the number of sends in one second.
     pub burst: Option<i32>,
     /// The time limit of one send in milliseconds, 100 to 300,000.
     pub timeout_ms: i32,
     /// Whether the provider serves recipients that name no provider.
     pub is_default: bool,
-    /// A disabled provider accepts no new deliveries.
+    /// Whether the provider is enabled. A disabled provider accepts no new deliveries.
     pub enabled: bool,
 }
 
@@ -218,6 +219,6 @@ pub fn short_name(field: &str, name: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "{field}: {name:?} is refused; 1 to 63 letters, digits, '_', '-' and '.' are allowed, but neither \".\" nor \"..\""
+        "{field}: {name:?} is not allowed; 1 to 63 letters, digits, '_', '-' and '.' are allowed, but neither \".\" nor \"..\""
     ))
 }

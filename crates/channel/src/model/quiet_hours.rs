@@ -1,5 +1,5 @@
-//! Quiet hours: when a user wants to be left alone, and when a message is due that falls into them. Times are those of
-//! the clock on the user's wall, so a window keeps its hours when the clocks change.
+//! Quiet hours: the hours in which a user receives no messages, and the due time of messages in these hours. The hours
+//! are local times of the user's time zone, so they do not shift with daylight saving time.
 
 use jiff::ToSpan;
 use jiff::civil::{Date, Time};
@@ -10,34 +10,34 @@ use serde_json::Value;
 
 use crate::template::zone;
 
-/// Where a delivery's context holds the [`QuietWindow`] of its user.
+/// The field of a delivery's context that holds the [`QuietWindow`] of its user.
 const IN_CONTEXT: &str = "quiet_hours";
 
-/// The hours in which a user wants to be left alone, every day. `from` is part of them and `until` is not. If `until`
-/// comes before `from`, they end on the next day.
+/// The daily hours in which a user receives no messages. `from` is included and `until` is not. If `until` is before
+/// `from`, the hours end on the next day.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct QuietHours {
-    /// When they begin, such as `22:00`.
+    /// The beginning of the quiet hours, such as `22:00`.
     #[cfg_attr(feature = "openapi", schema(pattern = "^([01][0-9]|2[0-3]):[0-5][0-9]$", example = "22:00"))]
     pub from: String,
-    /// When they end, such as `07:00`.
+    /// The end of the quiet hours, such as `07:00`.
     #[cfg_attr(feature = "openapi", schema(pattern = "^([01][0-9]|2[0-3]):[0-5][0-9]$", example = "07:00"))]
     pub until: String,
 }
 
-/// What an event type does with a message that falls into the quiet hours of a user.
+/// The rule of an event type for messages in the quiet hours of a user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum QuietRule {
-    /// It is sent when they end.
+    /// Send the message when the quiet hours end.
     #[default]
     Delay,
-    /// It is skipped.
+    /// Skip the message.
     Skip,
-    /// It is sent in spite of them.
+    /// Send the message immediately, despite the quiet hours.
     Ignore,
 }
 
@@ -58,7 +58,7 @@ impl QuietRule {
     /// The rule with this name.
     ///
     /// # Errors
-    /// A sentence without the field's name that says what is allowed.
+    /// A sentence with the value and the allowed names. The caller adds the name of the field.
     pub fn named(name: &str) -> Result<Self, String> {
         let allowed = || Self::ALL.map(Self::name).join(", ");
         let found = Self::ALL.into_iter().find(|rule| rule.name() == name);
@@ -67,7 +67,7 @@ impl QuietRule {
 }
 
 impl QuietHours {
-    /// Checks both times.
+    /// Checks that both are times of day and differ.
     ///
     /// # Errors
     /// Names the field, its value and an example.
@@ -88,25 +88,25 @@ impl QuietHours {
     /// # Errors
     /// Says what is wrong, with the field.
     pub fn read(text: &str) -> Result<Self, String> {
-        let wrong = || format!("quiet_hours: {text:?} is not understood; write hours such as 22:00-07:00");
+        let wrong = || format!("quiet_hours: {text:?} is not a range of hours; write one such as 22:00-07:00");
         let (from, until) = text.split_once('-').ok_or_else(wrong)?;
         let hours = Self { from: from.trim().to_owned(), until: until.trim().to_owned() };
         hours.check().map(|()| hours)
     }
 
-    /// As [`QuietHours::read`] reads them.
+    /// Formats the hours as `22:00-07:00`, the form that [`QuietHours::read`] reads.
     #[must_use]
     pub fn written(&self) -> String {
         format!("{}-{}", self.from, self.until)
     }
 
-    /// When the quiet hours end that hold this moment. `None` if it is in none.
+    /// The end of the quiet hours that include this time. `None` if the time is not in quiet hours.
     fn end(&self, at: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
         let (from, until) = (clock(&self.from)?, clock(&self.until)?);
         let now = jiff::Timestamp::from_microsecond(at.as_micros()).ok()?;
         let today = now.to_zoned(zone.clone()).date();
         let instant = |date: Date, time: Time| Some(date.to_datetime(time).to_zoned(zone.clone()).ok()?.timestamp());
-        // Hours that began yesterday may not be over.
+        // Quiet hours that began yesterday may not have ended yet.
         [today.checked_sub(1.day()).ok()?, today].into_iter().find_map(|first| {
             let last = if until > from { first } else { first.checked_add(1.day()).ok()? };
             let (begin, end) = (instant(first, from)?, instant(last, until)?);
@@ -123,8 +123,8 @@ fn clock(text: &str) -> Option<Time> {
     Time::new(number(hour)?, number(minute)?, 0, 0).ok()
 }
 
-/// The quiet hours of a user with the time zone that they are in. A delivery keeps them in its context, so that every
-/// attempt goes by the same ones.
+/// The quiet hours of a user and their time zone. A delivery stores them in its context, so that every attempt uses the
+/// same hours.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuietWindow {
     hours: QuietHours,
@@ -132,14 +132,14 @@ pub struct QuietWindow {
 }
 
 impl QuietWindow {
-    /// The hours in the first of these time zones that exists. Without one, in UTC.
+    /// The quiet hours in the first of these time zones that is set and known. If there is none, in UTC.
     #[must_use]
     pub fn new(hours: &QuietHours, zones: [Option<&str>; 2]) -> Self {
         let known = zones.into_iter().flatten().find(|name| zone(name).is_ok());
         Self { hours: hours.clone(), time_zone: known.unwrap_or("UTC").to_owned() }
     }
 
-    /// When the quiet hours end that hold this moment. `None` if it is in none.
+    /// The end of the quiet hours that include this time. `None` if the time is not in quiet hours.
     #[must_use]
     pub fn end(&self, at: Timestamp) -> Option<Timestamp> {
         self.hours.end(at, &zone(&self.time_zone).ok()?)
@@ -158,10 +158,10 @@ impl QuietWindow {
         context[IN_CONTEXT] = serde_json::to_value(self).unwrap_or_default();
     }
 
-    /// The window in a delivery's context.
+    /// Reads the window from a delivery's context.
     #[must_use]
     pub fn of(context: Option<&str>) -> Option<Self> {
-        // Most contexts have none, and need not be read.
+        // Most contexts have no window, so parsing the JSON is not needed.
         let context = context.filter(|context| context.contains(IN_CONTEXT))?;
         serde_json::from_str::<Value>(context)
             .ok()?
@@ -169,7 +169,7 @@ impl QuietWindow {
             .and_then(|own| serde_json::from_value(own.clone()).ok())
     }
 
-    /// Removes the window from a context, which then has only what templates may read.
+    /// Removes the window from a context, so that only the fields for templates remain.
     pub fn remove_from(context: &mut serde_json::Map<String, Value>) {
         context.remove(IN_CONTEXT);
     }
@@ -200,7 +200,7 @@ mod tests {
             (night, "Asia/Kolkata", "2026-03-10T16:29:59Z", None),
             (noon, "UTC", "2026-03-10T12:15:00Z", Some("2026-03-10T13:30:00Z")),
             (noon, "UTC", "2026-03-10T13:30:00Z", None),
-            // Across the end of a year, and the 29th of February.
+            // The quiet hours include the end of a year, or the 29th of February.
             (night, "UTC", "2026-12-31T23:00:00Z", Some("2027-01-01T07:00:00Z")),
             (night, "UTC", "2028-02-28T23:00:00Z", Some("2028-02-29T07:00:00Z")),
         ] {
@@ -211,13 +211,14 @@ mod tests {
     #[test]
     fn quiet_hours_keep_their_times_when_the_clocks_change() {
         for (hours, now, end) in [
-            // In Berlin 02:00 became 03:00 on 29 March 2026: the night has one hour less.
+            // In Berlin, the clock went from 02:00 to 03:00 on 29 March 2026, so the night is one hour shorter.
             (("22:00", "07:00"), "2026-03-28T21:00:00Z", Some("2026-03-29T05:00:00Z")),
-            // 02:30 did not exist: the hours end when the clock would have shown it.
+            // 02:30 did not exist that night: the hours end when the clock would have shown 02:30 without the change.
             (("22:00", "02:30"), "2026-03-28T23:00:00Z", Some("2026-03-29T01:30:00Z")),
             (("02:30", "07:00"), "2026-03-29T01:15:00Z", None),
             (("02:30", "07:00"), "2026-03-29T01:30:00Z", Some("2026-03-29T05:00:00Z")),
-            // On 25 October 03:00 became 02:00: 02:30 came twice, and the first one counts.
+            // On 25 October, the clock went from 03:00 to 02:00. 02:30 came twice, and the first time ends the quiet
+            // hours.
             (("22:00", "07:00"), "2026-10-24T20:00:00Z", Some("2026-10-25T06:00:00Z")),
             (("22:00", "02:30"), "2026-10-25T00:15:00Z", Some("2026-10-25T00:30:00Z")),
             (("22:00", "02:30"), "2026-10-25T01:15:00Z", None),
@@ -262,7 +263,7 @@ mod tests {
     fn times_of_day_are_checked() {
         assert_eq!(QuietHours::read("22:00-07:00").unwrap().written(), "22:00-07:00");
         for (wrong, said) in [
-            ("22:00", "quiet_hours: \"22:00\" is not understood; write hours such as 22:00-07:00"),
+            ("22:00", "quiet_hours: \"22:00\" is not a range of hours; write one such as 22:00-07:00"),
             ("24:00-07:00", "quiet_hours.from: \"24:00\" is not a time of day; write one such as 22:00"),
             ("22:00-7:00", "quiet_hours.until: \"7:00\" is not a time of day; write one such as 22:00"),
             ("22:00-07:60", "quiet_hours.until: \"07:60\" is not a time of day; write one such as 22:00"),

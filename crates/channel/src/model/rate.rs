@@ -14,15 +14,15 @@ const MAX_PER_S: f64 = 10_000.0;
 /// The largest allowed burst.
 const MAX_BURST: i32 = 10_000;
 
-/// How far the database's clock may seem to go back without a real step. A statement that began earlier may be
-/// processed later. A larger difference counts as a step of the clock.
+/// The largest backward difference of the database's clock that does not count as a step of the clock. Small
+/// differences are normal, because a statement that began earlier may be processed later.
 const JITTER: Duration = Duration::from_secs(1);
 
-/// Claiming each permit on its own would cost more than the sends. If the burst allows it, a wait lasts until all
-/// permits of this period have been refilled.
+/// A wait lasts until the permits of this period are refilled, if the burst allows that many permits. Claiming each
+/// permit separately would cost more than the sends.
 const WORTH: Duration = Duration::from_millis(20);
 
-/// The longest wait, whatever values the database holds.
+/// The longest wait, in case the database holds wrong values.
 const LONGEST_MS: f64 = 1e12;
 
 /// A limit on sends or requests.
@@ -30,7 +30,8 @@ const LONGEST_MS: f64 = 1e12;
 pub struct Rate {
     /// Permits per second. For a provider: 0.001 to 10,000.
     pub per_s: f64,
-    /// How many permits may be taken together after a pause, 1 or more. For a provider: at most 10,000.
+    /// The maximum number of permits that can be taken together after an idle time, 1 or more. For a provider: at most
+    /// 10,000.
     pub burst: i32,
 }
 
@@ -39,7 +40,7 @@ pub struct Rate {
 pub struct Bucket {
     /// The number of permits in use, 0 or more.
     pub used: f64,
-    /// When `used` was computed, by the caller's clock. For providers that is the database's clock.
+    /// The time at which `used` was computed, by the caller's clock. For providers this is the database's clock.
     pub as_of: Timestamp,
 }
 
@@ -74,7 +75,7 @@ impl Rate {
         Bucket { used: (bucket.used - self.per_s * elapsed).max(0.0), as_of }
     }
 
-    /// Returns how many permits the bucket holds, at most `up_to`. The caller has refilled it to the present time.
+    /// Returns the number of available permits, at most `up_to`. The caller must refill the bucket first.
     pub fn permits(&self, bucket: Bucket, up_to: i32) -> i32 {
         ((f64::from(self.burst) - bucket.used).floor() as i32).clamp(0, up_to.max(0))
     }
@@ -86,7 +87,7 @@ impl Rate {
 
     /// Takes one permit.
     /// # Errors
-    /// If no permit is available, how long to wait for one.
+    /// The time to wait for a permit, if no permit is available.
     pub fn take(&self, bucket: Bucket, now: Timestamp) -> Result<Bucket, Duration> {
         let bucket = self.refill(bucket, now);
         if self.permits(bucket, 1) == 0 {
@@ -95,7 +96,7 @@ impl Rate {
         Ok(Bucket { used: bucket.used + 1.0, ..bucket })
     }
 
-    /// How long to wait for the next permits. Zero if a permit is available.
+    /// The time to wait for the next permits. Zero if a permit is available.
     pub fn wait(&self, bucket: Bucket, now: Timestamp) -> Duration {
         let bucket = self.refill(bucket, now);
         if self.permits(bucket, 1) > 0 {
@@ -104,7 +105,7 @@ impl Rate {
         let worth = (self.per_s * WORTH.as_secs_f64()).floor().clamp(1.0, f64::from(self.burst));
         let missing = bucket.used + worth - f64::from(self.burst);
         let wait = missing / self.per_s + seconds_between(now, bucket.as_of);
-        // Whole milliseconds, rounded up, because neither timers nor SQLite's clock are more precise.
+        // Round up to whole milliseconds, because neither timers nor SQLite's clock are more precise.
         Duration::from_millis((wait * 1000.0).ceil().clamp(1.0, LONGEST_MS) as u64)
     }
 }
@@ -186,7 +187,7 @@ mod tests {
             (1.0, 3, 3.0, 1000),
             (0.001, 1, 1.0, 1_000_000),
             (3.0, 1, 1.0, 334),
-            // At 100 per second the wait covers 2 permits if the burst allows it, otherwise 1.
+            // At 100 permits per second, `wait` waits for 2 permits (20 ms). With a burst of 1 it waits for 1 permit.
             (100.0, 100, 100.0, 20),
             (100.0, 1, 1.0, 10),
             (10_000.0, 10_000, 10_000.0, 20),

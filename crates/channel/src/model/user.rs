@@ -11,15 +11,15 @@ use super::QuietHours;
 /// The kinds of address that a user or a list may have. They are the names of addresses in `recipients`.
 pub const ADDRESS_KINDS: [&str; 5] = ["email", "phone", "slack", "teams", "webhook"];
 
-/// The event type or channel of a preference, or the channel of a suppression, that stands for all.
+/// The name that means every event type or every channel, in preferences and suppressions.
 pub const ANY: &str = "*";
 
-/// What the expansion reads of a user. A user without a profile may have preferences and an inbox.
+/// The data of a user that the expansion reads. A user without a profile may have preferences and an inbox.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct KnownUser {
-    /// `None` if the application never told Postcommit about the user.
+    /// The profile of the user. `None` if the application never created the user.
     pub profile: Option<Profile>,
-    /// One usable address per kind: the one with the lowest position that is not disabled.
+    /// One address per kind: of the addresses that are not disabled, the one with the lowest position.
     pub addresses: BTreeMap<String, String>,
     /// All preferences of the user.
     pub preferences: Vec<Preference>,
@@ -34,13 +34,13 @@ pub struct Profile {
     pub language: Option<String>,
     /// A name of the IANA time zone database such as `Asia/Kolkata`.
     pub time_zone: Option<String>,
-    /// When the user wants to be left alone.
+    /// The hours in which the user receives no messages.
     pub quiet_hours: Option<QuietHours>,
-    /// Further fields, an object.
+    /// Additional fields, a JSON object.
     pub data: Value,
 }
 
-/// Whether a user wants messages of an event type on a channel. [`ANY`] stands for all.
+/// Whether a user wants messages of an event type on a channel. [`ANY`] means every event type or channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Preference {
     /// The event type.
@@ -120,14 +120,14 @@ pub fn channels_of_kind(kind: &str) -> &'static [&'static str] {
     }
 }
 
-/// The kind of address that a channel uses. A channel that the product does not know has none.
+/// The kind of address that a channel uses. `None` for a channel that Postcommit does not know.
 #[must_use]
 pub fn kind_of_channel(channel: &str) -> Option<&'static str> {
     ADDRESS_KINDS.into_iter().find(|kind| channels_of_kind(kind).contains(&channel))
 }
 
 /// The form in which two addresses are compared. Case makes no difference in a mail address. Every other address is
-/// compared byte for byte. What is sent is always the address as it was given.
+/// compared byte for byte. Messages are always sent to the address as it was given.
 #[must_use]
 pub fn comparable(address: &str) -> Cow<'_, str> {
     if address.contains('@') && !address.contains("://") && address.chars().any(char::is_uppercase) {

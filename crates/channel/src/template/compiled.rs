@@ -16,10 +16,10 @@ use super::translate::{Code, Form, TagInfo, Translator};
 use super::{Cap, Failure, Input, Missing, Note, Placeholder, Problem, Source, Warning, limits, plain, values};
 use crate::render::Content;
 
-/// The stack of the thread that compiles. The parser of the engine calls itself for what is nested.
+/// The stack of the thread that compiles. The engine's parser is recursive: each level of nesting needs stack.
 const STACK_BYTES: usize = 256 * 1024 * 1024;
 
-/// The fields of a notification that templates read by their bare names, as flat names.
+/// The fields of a notification that templates may read without the prefix `notification.`, as flat names.
 const NOTE_FIELDS: [&str; 11] = [
     "id",
     "eventtype",
@@ -37,7 +37,7 @@ const NOTE_FIELDS: [&str; 11] = [
 /// The field that holds the unsubscribe link, as a flat name.
 const UNSUBSCRIBE_URL: &str = "unsubscribeurl";
 
-/// A version of a template, compiled. It renders the same input to the same bytes, on every machine.
+/// A compiled version of a template. The same input is rendered to the same bytes on every machine.
 #[derive(Debug)]
 pub struct Compiled {
     engine: Environment<'static>,
@@ -49,7 +49,7 @@ pub struct Compiled {
     slots: Vec<Slot>,
     tags: Arc<[TagInfo]>,
     placeholders: Vec<Placeholder>,
-    /// Where the unsubscribe link is read first.
+    /// The first placeholder that reads the unsubscribe link.
     unsubscribe: Option<Placeholder>,
     warnings: Vec<Warning>,
     brand: FlatPayload,
@@ -58,48 +58,51 @@ pub struct Compiled {
     zone: TimeZone,
 }
 
-/// A text that the engine runs.
+/// A translated part of a template.
 #[derive(Debug)]
 struct Part {
-    /// Its name for people.
+    /// The name of the part in messages to users.
     name: String,
-    /// Its name in the engine.
+    /// The name of the part in the engine.
     key: String,
     code: Code,
     form: Form,
 }
 
 impl Compiled {
-    /// Checks and compiles a version. It takes a thread of its own, because its stack is large; the thread has ended
-    /// when this returns.
+    /// Checks and compiles a version. A separate thread with a large stack compiles; it has ended when this function
+    /// returns.
     pub fn new(source: &Source) -> Result<Self, Problem> {
         let compile = || -> Result<Self, Problem> { Draft::new(source)?.compile() };
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("template".to_owned()).stack_size(STACK_BYTES);
             let thread = thread.spawn_scoped(scope, compile);
             let thread = thread.map_err(|problem| {
-                Problem::of_part("template", format!("no thread could be started to compile it: {problem}"))
+                Problem::of_part(
+                    "template",
+                    format!("no thread could be started to compile the template: {problem}; try again"),
+                )
             })?;
             let crashed = |_| Err(Problem::of_part("template", "the engine failed on this template; report it"));
             thread.join().unwrap_or_else(crashed)
         })
     }
 
-    /// The names that the template reads from the payload, each with its first place. Those of `brand`, `user` and the
+    /// The names that the template reads from the payload, each with its first place. Names of `brand`, `user` and the
     /// notification's own fields are left out.
     #[must_use]
     pub fn placeholders(&self) -> &[Placeholder] {
         &self.placeholders
     }
 
-    /// Warnings for whoever saves the template.
+    /// Warnings that are shown when the template is saved.
     #[must_use]
     pub fn warnings(&self) -> &[Warning] {
         &self.warnings
     }
 
-    /// Warns of placeholders that are not among the known ones, such as [`FlatPayload::names`] or those of a declared
-    /// event type. The spelling does not matter.
+    /// Warns of placeholders that are not among the known names, such as [`FlatPayload::names`] or the placeholders of
+    /// a declared event type. Case, dots, underscores and hyphens do not matter.
     #[must_use]
     pub fn unknown(&self, known: &BTreeSet<String>) -> Vec<Warning> {
         let known: BTreeSet<String> = known.iter().map(|name| flat_name(name)).collect();
@@ -111,7 +114,7 @@ impl Compiled {
             part: placeholder.place.part.clone(),
             line: Some(placeholder.place.line),
             column: Some(placeholder.place.column),
-            message: format!("no known event has {}", placeholder.name),
+            message: format!("no known event of this type has the field {}; check its spelling", placeholder.name),
             placeholder: Some(placeholder.name.clone()),
         };
         self.placeholders.iter().filter(is_unknown).map(warning).take(limits::WARNINGS).collect()
@@ -123,15 +126,15 @@ impl Compiled {
         self.unsubscribe.is_some()
     }
 
-    /// The address of the part `to`, without spaces around it. `None`: there is no such part, or it gave nothing.
-    /// Placeholders without a value give nothing here, whatever the setting.
+    /// Renders the part `to` and returns the address without surrounding spaces. `None`: the part is absent or renders
+    /// to nothing. Placeholders without a value print nothing here, regardless of the setting `missing`.
     pub fn address(&self, input: &Input<'_>) -> Result<Option<String>, Failure> {
         let Some(part) = &self.to else { return Ok(None) };
         let (text, _) = self.run(part, &self.reading(input), Missing::Empty, limits::ADDRESS_BYTES)?;
         Ok(Some(text.trim()).filter(|text| !text.is_empty()).map(str::to_owned))
     }
 
-    /// Renders the content of one delivery, with warnings for what is missing.
+    /// Renders the content of one delivery. Returns warnings for placeholders without a value.
     pub fn render(&self, input: &Input<'_>) -> Result<(Content, Vec<Warning>), Failure> {
         let reading = self.reading(input);
         let mut misses = Vec::new();
@@ -163,7 +166,8 @@ impl Compiled {
         Ok((content, warnings))
     }
 
-    /// Where the template reads the unsubscribe link, unless the payload has a field of that name, which comes first.
+    /// The first placeholder that reads the unsubscribe link. `None` if the payload has a field of that name, because
+    /// the payload takes precedence.
     fn reads_unsubscribe_url(&self, payload: &FlatPayload) -> Option<&Placeholder> {
         let is_ours = |slot: &Slot| match slot.root {
             Root::Payload => slot.flat == UNSUBSCRIBE_URL && payload.fields().get(UNSUBSCRIBE_URL).is_none(),
@@ -183,7 +187,7 @@ impl Compiled {
         Ok((content, warnings))
     }
 
-    /// The name that has no value in a tag: of several, the first without one.
+    /// The first name of the tag that has no value.
     fn missed_name(&self, miss: Miss, reading: &Reading) -> String {
         let Some(tag) = self.tags.get(miss.tag) else { return String::new() };
         let is_missing = |slot: Option<usize>| slot.is_none_or(|slot| reading.slots[slot].is_undefined());
@@ -194,7 +198,7 @@ impl Compiled {
     fn warning(&self, miss: Miss, reading: &Reading) -> Warning {
         let name = self.missed_name(miss, reading);
         let message = match (miss.link, self.missing) {
-            (true, _) => format!("{name} is no link of http, https, mailto or tel, and is left out"),
+            (true, _) => format!("{name} is not a link and is left out; allowed are http, https, mailto and tel links"),
             (false, Missing::Keep) => format!("the payload has no value for {name}: it is printed as it is written"),
             (false, _) => format!("the payload has no value for {name}: nothing is printed"),
         };
@@ -222,7 +226,7 @@ impl Compiled {
         run::render(&self.engine, &part.key, reading, missing, limit).map_err(|stop| stop.failure(&part.name, place))
     }
 
-    /// Looks up everything that the template reads.
+    /// Looks up all values that the template reads.
     fn reading(&self, input: &Input<'_>) -> Reading {
         let zone = input.time_zone.and_then(|name| dates::zone(name).ok()).unwrap_or_else(|| self.zone.clone());
         let language = input.language.map(str::to_owned);
@@ -232,7 +236,8 @@ impl Compiled {
         let find = |slot: &Slot| {
             let payload = input.payload.fields().get(&slot.flat);
             if input.unsubscribe_url.is_err() && payload.is_none() && is_unsubscribe_url(slot) {
-                // Empty and not missing. A link may be empty only where the text counts as safe.
+                // The value is empty, not missing. The link filter accepts an empty string only if it is marked as
+                // safe.
                 return Value::from_safe_string(String::new());
             }
             match slot.root {
@@ -248,7 +253,7 @@ impl Compiled {
     }
 }
 
-/// A version while it is compiled.
+/// A version during its compilation.
 struct Draft<'a> {
     source: &'a Source,
     translator: Translator<'a>,
@@ -261,7 +266,7 @@ impl<'a> Draft<'a> {
         dates::check_format(&source.date_format).map_err(|message| Problem::of_part("date_format", message))?;
         let zone = dates::zone(&source.time_zone).map_err(|message| Problem::of_part("time_zone", message))?;
         if !source.brand.is_object() && !source.brand.is_null() {
-            return Err(Problem::of_part("brand", "the brand is a JSON object"));
+            return Err(Problem::of_part("brand", "must be a JSON object"));
         }
         Ok(Self { source, translator: Translator::new(source), zone })
     }
@@ -276,7 +281,12 @@ impl<'a> Draft<'a> {
                 let code = self.translator.in_layout(layout, html)?;
                 Some(Part { name: "html".to_owned(), key: "html".to_owned(), code, form: Form::Html })
             }
-            (Some(_), None) => return Err(Problem::of_part("layout", "a layout needs the part html")),
+            (Some(_), None) => {
+                return Err(Problem::of_part(
+                    "layout",
+                    "a layout is set, but the template has no part html; add html or remove the layout",
+                ));
+            }
             (None, html) => self.part("html", html, Form::Html)?,
         };
         let data = source.data.as_ref().map(|data| self.data(data)).transpose()?;
@@ -318,14 +328,14 @@ impl<'a> Draft<'a> {
                 Some(code) => code,
                 None => self.translator.part(path, text, Form::Text)?,
             };
-            // Two paths may be written alike: {"a.b": …} and {"a": {"b": …}}.
+            // The key is a number, because two paths can have the same spelling: {"a.b": …} and {"a": {"b": …}}.
             parts.push(Part { name: path.to_owned(), key: format!("data {number}"), code, form: Form::Text });
             Ok(tree)
         })?;
         Ok((tree, parts))
     }
 
-    /// Everything a template can reach is here: our filters, and its own texts.
+    /// Builds the engine. A template can reach only these filters and its own parts.
     fn engine<'p>(&self, parts: impl Iterator<Item = &'p Part>) -> Result<Environment<'static>, Problem> {
         let parts: Vec<&Part> = parts.collect();
         let mut engine = Environment::empty();
@@ -370,7 +380,7 @@ impl<'a> Draft<'a> {
         found.into_values().collect()
     }
 
-    /// Where the unsubscribe link is read first.
+    /// The first placeholder that reads the unsubscribe link.
     fn unsubscribe(&self) -> Option<Placeholder> {
         let slots = &self.translator.names.slots;
         self.translator.tags.iter().find_map(|tag| {
@@ -412,7 +422,7 @@ fn check_sizes(source: &Source) -> Result<(), Problem> {
     for (name, text) in &source.parts {
         if text.len() > limits::LAYOUT_BYTES {
             let (bytes, limit) = (text.len(), limits::LAYOUT_BYTES);
-            let message = format!("it has {bytes} bytes; at most {limit} are allowed");
+            let message = format!("has {bytes} bytes; at most {limit} are allowed");
             return Err(Problem::of_part(format!("partial {name}"), message));
         }
     }
@@ -456,16 +466,17 @@ fn rendered_data(
     if json.len() > limits::DATA_BYTES {
         return Err(too_long());
     }
-    RawValue::from_string(json).map_err(|_| Failure::Failed(Problem::of_part("data", "the data is no JSON")))
+    RawValue::from_string(json)
+        .map_err(|_| Failure::Failed(Problem::of_part("data", "the rendered data is not valid JSON; report it")))
 }
 
-/// A subject is one line, whatever the values hold: a line break in a header would begin another one.
+/// Joins a subject into one line, because a line break in a mail header would begin another header.
 fn one_line(text: &str) -> String {
     let spaced: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     spaced.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Text with line feeds as the only line breaks, and no other control characters but tabs.
+/// Returns the text with line feeds as its only line breaks, and without other control characters except tabs.
 fn clean(text: &str) -> String {
     let kept = |c: &char| !c.is_control() || matches!(c, '\n' | '\t');
     text.replace("\r\n", "\n").replace('\r', "\n").chars().filter(kept).collect()

@@ -1,5 +1,5 @@
-//! Channel data: a JSON tree in which the texts are templates. Values are inserted into the tree, never into JSON text,
-//! so that no value can change its shape.
+//! Channel data: a JSON tree whose strings are templates. Values are inserted into the tree, never into JSON text, so
+//! that no value can change the structure.
 
 use serde_json::Value;
 
@@ -8,17 +8,17 @@ use super::values::json_text;
 /// The tree of a template's channel data.
 #[derive(Debug)]
 pub(super) enum Tree {
-    /// JSON that stays as it is.
+    /// JSON without templates.
     Fixed(String),
-    /// A text that is rendered, by the number of its code.
+    /// A string that is rendered, by the number of its code.
     Text(usize),
-    /// A value that is inserted as it is, by the number of its code.
+    /// A value that is inserted as JSON, by the number of its code.
     Inserted(usize),
     List(Vec<Tree>),
     Map(Vec<(String, Tree)>),
 }
 
-/// Makes the tree. `text` compiles one text, given its path in the tree, such as `data.components[0].text`.
+/// Builds the tree. `text` compiles one string, given its path in the tree, such as `data.components[0].text`.
 pub(super) fn tree<'v, E>(
     value: &'v Value,
     path: &str,

@@ -1,4 +1,4 @@
-//! Dates and times: which texts are one, and how they are written.
+//! Dates and times: how they are recognized in a payload, and how they are written.
 
 use std::sync::Arc;
 
@@ -12,16 +12,16 @@ use super::limits;
 /// A date or time in a payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Moment {
-    /// `2026-03-15`
+    /// A date: `2026-03-15`.
     Date(Date),
-    /// `2026-03-15T14:00:00`: the clock on some wall. It is written as it is.
+    /// A local time without a time zone: `2026-03-15T14:00:00`. It is never converted.
     Local(DateTime),
-    /// `2026-03-15T14:00:00Z`: written in the time zone of the template.
+    /// An instant: `2026-03-15T14:00:00Z`. It is converted to the time zone of the rendering.
     Instant(Timestamp),
 }
 
 impl Moment {
-    /// Reads a text that is an ISO 8601 date or time and nothing else. Between date and time stands `T` or a space.
+    /// Reads a string that consists of an ISO 8601 date or time. `T` or a space separates the date from the time.
     pub(super) fn read(text: &str) -> Option<Self> {
         let bytes = text.as_bytes();
         let digits =
@@ -42,38 +42,39 @@ impl Moment {
         instant.or_else(|| text.parse::<DateTime>().ok().map(Self::Local))
     }
 
-    /// Writes it as `format` says, in a time zone.
+    /// Formats the date or time with a strftime pattern, in a time zone.
     pub(super) fn write(self, format: &str, zone: &TimeZone) -> Result<String, String> {
         let zoned = match self {
             Self::Date(date) => date.to_datetime(jiff::civil::Time::midnight()).to_zoned(zone.clone()),
             Self::Local(time) => time.to_zoned(zone.clone()),
             Self::Instant(instant) => Ok(instant.to_zoned(zone.clone())),
         };
-        written(format, &zoned.map_err(|_| "the date is out of range".to_owned())?)
+        written(format, &zoned.map_err(|_| "the date is out of range; allowed are the years -9999 to 9999".to_owned())?)
     }
 }
 
 fn written(format: &str, zoned: &Zoned) -> Result<String, String> {
-    strtime::format(format, zoned).map_err(|_| format!("{format:?} is no date format; an example is %d-%b-%Y"))
+    strtime::format(format, zoned).map_err(|_| format!("{format:?} is not a date format; an example is %d-%b-%Y"))
 }
 
-/// Checks a date format by using it.
+/// Checks a date format by formatting a date with it.
 pub(super) fn check_format(format: &str) -> Result<(), String> {
     let limit = limits::DATE_FORMAT_CHARS;
     if format.is_empty() || format.chars().count() > limit {
-        return Err(format!("a date format has 1 to {limit} characters"));
+        return Err(format!("the date format has {} characters; 1 to {limit} are allowed", format.chars().count()));
     }
-    // A width such as %999999Y would be honoured.
+    // A width such as %999999Y would produce that many characters.
     let wide = format.split('%').skip(1).any(|directive| {
         directive.trim_start_matches(['-', '_', '0', '^', '#']).chars().take_while(char::is_ascii_digit).count() > 1
     });
     if wide {
-        return Err(format!("{format:?} is no date format; a width has one digit"));
+        return Err(format!("{format:?} is not a date format; a width has one digit, such as %5Y"));
     }
     written(format, &Timestamp::UNIX_EPOCH.to_zoned(TimeZone::UTC)).map(drop)
 }
 
-/// The time zone with this IANA name, from the data in this program: the same on every machine.
+/// Returns the time zone with this IANA name, from the time zone data in this program, which are the same on every
+/// machine.
 pub(crate) fn zone(name: &str) -> Result<TimeZone, String> {
     TimeZone::get(name).map_err(|_| format!("{name:?} is not a time zone; write one such as Asia/Kolkata"))
 }
@@ -86,7 +87,7 @@ pub fn check_time_zone(name: &str) -> Result<(), String> {
     zone(name).map(drop)
 }
 
-/// How dates and numbers are written in one rendering.
+/// The format of dates, the time zone and the language of one rendering.
 #[derive(Debug)]
 pub(super) struct Manner {
     pub(super) date_format: Arc<str>,
@@ -95,7 +96,7 @@ pub(super) struct Manner {
 }
 
 impl Manner {
-    /// A bare date.
+    /// Formats a date that has no format of its own.
     pub(super) fn date(&self, moment: Moment) -> Result<String, String> {
         moment.write(&self.date_format, &self.zone)
     }

@@ -1,6 +1,6 @@
-//! Checks the expression of a tag and turns it into what the engine runs. Every name becomes a slot (`p3`), a variable
-//! of a loop becomes `v3`, and a comparison becomes a call of one of our filters. So the engine looks nothing up by
-//! itself, and sees no operators but `and`, `or`, `not` and the conditional `a if b else c`.
+//! Checks the expression of a tag and translates it for the engine. Every name becomes a slot (`p3`), a variable of a
+//! loop becomes `v3`, and a comparison becomes a call of one of our filters. So the engine never looks up a name of the
+//! payload, and the only operators in its input are `and`, `or`, `not` and the conditional `a if b else c`.
 
 use std::collections::HashMap;
 
@@ -9,16 +9,16 @@ use super::lexer::{Fault, Kind, Token};
 use super::limits;
 use super::payload::flat_name;
 
-/// Where a slot's value comes from.
+/// The source of a slot's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Root {
-    /// The payload, then the fields of the notification.
+    /// The payload; if it has no value, the fields of the notification.
     Payload,
-    /// `brand.…`, then the payload.
+    /// The brand (`brand.…`); if it has no value, the payload.
     Brand,
-    /// `user.…`, then the payload.
+    /// The user (`user.…`); if it has no value, the payload.
     User,
-    /// `notification.…`, then the payload.
+    /// The notification (`notification.…`); if it has no value, the payload.
     Notification,
 }
 
@@ -33,17 +33,17 @@ impl Root {
     }
 }
 
-/// A name that a template reads.
+/// A name that a template reads, with its number in the engine's context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Slot {
     pub(super) root: Root,
     /// The whole flat name.
     pub(super) flat: String,
-    /// The flat name behind the root.
+    /// The flat name without its first word: `name` for `user.name`.
     pub(super) rest: String,
 }
 
-/// The names of a template: its slots, and the variables of the loops around the present tag.
+/// The names of a template: its slots, and the variables of the loops around the current tag.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     pub(super) slots: Vec<Slot>,
@@ -81,7 +81,7 @@ impl Names {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Read {
     pub(super) name: String,
-    /// `None` for what is read from a variable of a loop.
+    /// The number of the slot. `None` if the name is a variable of a loop.
     pub(super) slot: Option<usize>,
 }
 
@@ -92,7 +92,7 @@ pub(super) struct Expression {
     pub(super) reads: Vec<Read>,
 }
 
-/// What is open: the tag, a parenthesis or the arguments of a filter.
+/// The kind of a level: the tag itself, a parenthesis or the arguments of a filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kept {
     Tag,
@@ -103,9 +103,9 @@ enum Kept {
 #[derive(Debug)]
 struct Level {
     kept: Kept,
-    /// The right side of a comparison is open.
+    /// Whether the right side of a comparison is open.
     comparing: bool,
-    /// An `if` has no `else` yet.
+    /// Whether an `if` has no `else` yet.
     deciding: bool,
 }
 
@@ -118,18 +118,18 @@ impl Level {
 struct Checker<'t, 's, 'n> {
     tokens: &'t [Token<'s>],
     next: usize,
-    /// Where a fault at the end of the tag is reported.
+    /// The byte offset at which a fault at the end of the tag is reported.
     end: usize,
     names: &'n mut Names,
     out: Expression,
-    /// Never empty: the first is the tag.
+    /// The open levels. The vector is never empty: its first level is the tag itself.
     levels: Vec<Level>,
 }
 
 const WORDS: [&str; 6] = ["and", "or", "if", "else", "in", "is"];
 const LOOP: [&str; 7] = ["index", "index0", "revindex", "revindex0", "first", "last", "length"];
 
-/// Checks and translates the tokens of an expression. `end` is the byte behind them.
+/// Checks and translates the tokens of an expression. `end` is the byte offset after them.
 pub(super) fn expression(tokens: &[Token<'_>], end: usize, names: &mut Names) -> Result<Expression, Fault> {
     let mut checker =
         Checker { tokens, next: 0, end, names, out: Expression::default(), levels: vec![Level::new(Kept::Tag)] };
@@ -147,7 +147,7 @@ impl<'s> Checker<'_, 's, '_> {
             return Err(Fault::new(self.end, "a value is missing"));
         }
         if self.levels.len() > 1 {
-            return Err(Fault::new(self.end, "a parenthesis is not closed"));
+            return Err(Fault::new(self.end, "a parenthesis is not closed; add `)`"));
         }
         self.end_expression();
         Ok(())
@@ -175,7 +175,10 @@ impl<'s> Checker<'_, 's, '_> {
 
     fn open(&mut self, kept: Kept, at: usize) -> Result<(), Fault> {
         if self.levels.len() > limits::DEPTH {
-            return Err(Fault::new(at, format!("parentheses are nested more than {} levels deep", limits::DEPTH)));
+            return Err(Fault::new(
+                at,
+                format!("parentheses are nested more than {0} levels deep; at most {0} are allowed", limits::DEPTH),
+            ));
         }
         self.levels.push(Level::new(kept));
         self.push("(");
@@ -188,7 +191,7 @@ impl<'s> Checker<'_, 's, '_> {
         }
     }
 
-    /// Without `else`, nothing is printed: the value is empty and not missing.
+    /// Ends an expression. An `if` without `else` gets an empty value, which does not count as missing.
     fn end_expression(&mut self) {
         self.end_comparison();
         if self.levels.last_mut().is_some_and(|level| std::mem::take(&mut level.deciding)) {
@@ -201,7 +204,9 @@ impl<'s> Checker<'_, 's, '_> {
         let begins = token.text == "if";
         match self.levels.last_mut() {
             Some(level) if level.deciding != begins => level.deciding = begins,
-            _ if begins => return Err(Fault::new(token.at, "put a condition inside another one in parentheses")),
+            _ if begins => {
+                return Err(Fault::new(token.at, "a second `if` needs parentheses: a if x else (b if y else c)"));
+            }
             _ => return Err(Fault::new(token.at, "`else` has no `if` before it")),
         }
         self.out.code.push_str(&format!(" {} ", token.text));
@@ -233,14 +238,14 @@ impl<'s> Checker<'_, 's, '_> {
         Ok(false)
     }
 
-    /// A list of texts and numbers. Lists of other values could be built up to any size.
+    /// Reads a list of strings and numbers. Other values are refused, because such lists could grow to any size.
     fn list(&mut self) -> Result<(), Fault> {
         self.push("[");
         while !self.skip("]") {
             match self.take() {
                 Some(token) if matches!(token.kind, Kind::Text | Kind::Number) => self.push(token.text),
-                Some(token) => return Err(Fault::new(token.at, "a list may hold texts and numbers only")),
-                None => return Err(Fault::new(self.end, "the list is not closed")),
+                Some(token) => return Err(Fault::new(token.at, "a list may contain only texts in quotes and numbers")),
+                None => return Err(Fault::new(self.end, "the list is not closed; add `]`")),
             }
             if !self.next_is("]") && !self.skip(",") {
                 return Err(Fault::new(self.end, "the list is not closed, or a comma is missing in it"));
@@ -251,7 +256,7 @@ impl<'s> Checker<'_, 's, '_> {
         Ok(())
     }
 
-    /// Reads what may follow a value. Returns whether a value must follow.
+    /// Reads the operator, filter or bracket after a value. Returns whether another value must follow.
     fn operator(&mut self) -> Result<bool, Fault> {
         let Some(token) = self.take() else { return Ok(false) };
         match token.text {
@@ -281,14 +286,19 @@ impl<'s> Checker<'_, 's, '_> {
                 self.push(",");
             }
             "(" => return Err(Fault::new(token.at, "templates have no functions; use a filter: {{ name|upper }}")),
-            text => return Err(Fault::new(token.at, format!("`{text}` is not expected here"))),
+            text => {
+                return Err(Fault::new(
+                    token.at,
+                    format!("`{text}` is not expected here; remove it, or put an operator before it"),
+                ));
+            }
         }
         Ok(true)
     }
 
     fn comparison(&mut self, filter: &str, token: Token<'_>) -> Result<(), Fault> {
         if self.levels.last().is_some_and(|level| level.comparing) {
-            return Err(Fault::new(token.at, "compare two values at a time and join the comparisons with `and`"));
+            return Err(Fault::new(token.at, "a comparison has more than two values; join two comparisons with `and`"));
         }
         self.out.code.push_str(&format!("|{filter}("));
         if let Some(level) = self.levels.last_mut() {
@@ -299,10 +309,10 @@ impl<'s> Checker<'_, 's, '_> {
 
     fn filter(&mut self, pipe: Token<'_>) -> Result<bool, Fault> {
         let name = self.take().filter(|token| token.kind == Kind::Name);
-        let Some(name) = name else { return Err(Fault::new(pipe.at, "the name of a filter is missing behind |")) };
+        let Some(name) = name else { return Err(Fault::new(pipe.at, "the name of a filter is missing after |")) };
         if !filters::NAMES.contains(&name.text) {
             let known = filters::NAMES.join(", ");
-            return Err(Fault::new(name.at, format!("`{}` is no filter; the filters are {known}", name.text)));
+            return Err(Fault::new(name.at, format!("`{}` is not a filter; allowed are {known}", name.text)));
         }
         self.out.code.push_str(&format!("|{}", name.text));
         if !self.skip("(") {
@@ -322,11 +332,11 @@ impl<'s> Checker<'_, 's, '_> {
                 self.out.code.push_str(&format!(" is {not}{}", name.text));
                 Ok(())
             }
-            _ => Err(Fault::new(is.at, format!("behind `is` stands one of {}", filters::TESTS.join(", ")))),
+            _ => Err(Fault::new(is.at, format!("`is` must be followed by one of {}", filters::TESTS.join(", ")))),
         }
     }
 
-    /// A name with its dots and brackets: `guest.phone`, `items[0].name`.
+    /// Reads a name with its dots and brackets: `guest.phone`, `items[0].name`.
     fn name(&mut self, first: Token<'s>) -> Result<(), Fault> {
         let mut written = first.text.to_owned();
         let mut path = vec![Step::Name(flat_name(first.text))];
@@ -334,14 +344,14 @@ impl<'s> Checker<'_, 's, '_> {
             if self.skip(".") {
                 let step = self.take();
                 written.push('.');
-                path.push(step_of(step).ok_or_else(|| Fault::new(first.at, "a name is missing behind the dot"))?);
+                path.push(step_of(step).ok_or_else(|| Fault::new(first.at, "a name is missing after the dot"))?);
                 written.push_str(step.map_or("", |token| token.text));
             } else if self.skip("[") {
                 let step = self.take().filter(|token| token.kind != Kind::Name);
                 let step = step.and_then(|token| step_of(Some(token)).map(|step| (step, token.text)));
                 let closed = self.skip("]");
                 let Some((step, text)) = step.filter(|_| closed) else {
-                    return Err(Fault::new(first.at, "in brackets stands a number or a text in quotes"));
+                    return Err(Fault::new(first.at, "brackets must contain a number or a text in quotes"));
                 };
                 path.push(step);
                 written.push_str(&format!("[{text}]"));
@@ -360,10 +370,10 @@ impl<'s> Checker<'_, 's, '_> {
         let Some(Step::Name(head)) = steps.next() else { return Ok(()) };
         if head == "loop" && !self.names.loops.is_empty() {
             let Some(Step::Name(field)) = steps.next().filter(|_| steps.peek().is_none()) else {
-                return Err(Fault::new(first.at, format!("`loop` has the fields {}", LOOP.join(", "))));
+                return Err(Fault::new(first.at, format!("`loop` has no such field; allowed are {}", LOOP.join(", "))));
             };
             if !LOOP.contains(&field.as_str()) {
-                return Err(Fault::new(first.at, format!("`loop` has the fields {}", LOOP.join(", "))));
+                return Err(Fault::new(first.at, format!("`loop` has no such field; allowed are {}", LOOP.join(", "))));
             }
             self.out.code.push_str(&format!("loop.{field}"));
             return Ok(());
@@ -375,7 +385,10 @@ impl<'s> Checker<'_, 's, '_> {
         let flat = format!("{head}{rest}");
         if flat.is_empty() || flat.len() > limits::NAME_BYTES {
             let limit = limits::NAME_BYTES;
-            return Err(Fault::new(first.at, format!("a name has 1 to {limit} bytes of letters and digits")));
+            return Err(Fault::new(
+                first.at,
+                format!("the name is empty or too long; 1 to {limit} letters and digits are allowed"),
+            ));
         }
         let slot = match self.names.variable(&head) {
             Some(variable) => {
@@ -471,19 +484,19 @@ mod tests {
             ("a b", "not expected"),
             ("a == b == c", "two values"),
             ("a|", "filter is missing"),
-            ("a|env", "no filter"),
+            ("a|env", "is not a filter"),
             ("a.b()", "no functions"),
             ("range(9)", "no functions"),
             ("(a)(b)", "no functions"),
             ("(a", "not closed"),
             ("a)", "not expected"),
             ("(a, b)", "not expected"),
-            ("[a]", "texts and numbers"),
+            ("[a]", "texts in quotes and numbers"),
             ("[1", "not closed"),
             ("a[b]", "number or a text"),
-            ("a.|upper", "behind the dot"),
-            ("a is strange", "behind `is`"),
-            ("loop.cycle", "fields"),
+            ("a.|upper", "after the dot"),
+            ("a is strange", "`is` must be followed by"),
+            ("loop.cycle", "no such field"),
             ("a and", "a value is missing"),
             ("and a", "before `and`"),
             ("_", "letters and digits"),

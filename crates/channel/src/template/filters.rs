@@ -1,5 +1,5 @@
-//! The filters and tests of templates: all of them, because the engine has none of its own here. None reads anything
-//! but its arguments, and each result is limited in size.
+//! All filters and tests of templates; those of the engine are not available. A filter reads only its arguments, and
+//! its result is limited in size.
 
 use std::cmp::Ordering;
 
@@ -12,10 +12,10 @@ use super::payload::Node;
 use super::run::{Miss, Run};
 use super::{Cap, Missing, dates, limits, numbers, phones, values};
 
-/// A filter: the value, the arguments, and what the rendering says of dates and languages.
+/// A filter: a function of the current rendering (formats, language), the value and the arguments.
 type Filter = fn(&Run, &Value, &[Value]) -> Result<Value, String>;
 
-/// Filters by name, with the number of arguments they take.
+/// The filters: name, minimum and maximum number of arguments, function.
 const FILTERS: [(&str, usize, usize, Filter); 25] = [
     ("capitalize", 0, 0, |_, it, _| Ok(capitalized(&text(it)?).into())),
     ("currency", 1, 2, currency),
@@ -24,13 +24,13 @@ const FILTERS: [(&str, usize, usize, Filter); 25] = [
     ("join", 0, 1, join),
     ("json", 0, 0, json),
     ("last", 0, 0, |_, it, _| Ok(list(it)?.pop().unwrap_or(Value::UNDEFINED))),
-    ("length", 0, 0, |_, it, _| Ok(values::length(it).ok_or("length needs a text, a list or an object")?.into())),
+    ("length", 0, 0, |_, it, _| Ok(values::length(it).ok_or("the value is not a text, a list or an object")?.into())),
     ("lower", 0, 0, |_, it, _| Ok(text(it)?.to_lowercase().into())),
     ("minus", 1, 1, |run, it, by| calculated(run, it, &by[0], numbers::Decimal::minus)),
     ("nl2br", 0, 0, |_, it, _| Ok(Value::from_safe_string(escaped(&text(it)?).replace('\n', "<br>\n")))),
     ("number", 0, 1, number),
     ("phone", 0, 0, |_, it, _| Ok(phones::displayed(&text(it)?).into())),
-    ("plain", 0, 0, |_, it, _| Ok(values::plain(it).ok_or("plain needs a text or a number")?.into())),
+    ("plain", 0, 0, |_, it, _| Ok(values::plain(it).ok_or("the value is not a text or a number")?.into())),
     ("plus", 1, 1, |run, it, by| calculated(run, it, &by[0], numbers::Decimal::plus)),
     ("safe", 0, 0, |_, it, _| Ok(Value::from_safe_string(text(it)?))),
     ("times", 1, 1, |run, it, by| calculated(run, it, &by[0], numbers::Decimal::times)),
@@ -38,13 +38,18 @@ const FILTERS: [(&str, usize, usize, Filter); 25] = [
     ("trim", 0, 0, |_, it, _| Ok(text(it)?.trim().into())),
     ("truncate", 1, 1, truncate),
     ("upper", 0, 0, |_, it, _| Ok(text(it)?.to_uppercase().into())),
-    ("urlencode", 0, 0, |_, it, _| Ok(encoded(&values::plain(it).ok_or("urlencode needs a text or a number")?).into())),
+    (
+        "urlencode",
+        0,
+        0,
+        |_, it, _| Ok(encoded(&values::plain(it).ok_or("the value is not a text or a number")?).into()),
+    ),
     ("within", 1, 1, |_, it, of| contains(it, &of[0]).map(Value::from)),
     ("outside", 1, 1, |_, it, of| contains(it, &of[0]).map(|yes| Value::from(!yes))),
     ("link", 0, 0, |_, it, _| Ok(if is_link(it) { it.clone() } else { Value::UNDEFINED })),
 ];
 
-/// The filters that templates may use. `default` and `d` are handled apart, because they take what is missing.
+/// The filters that templates may use. `default` and `d` are not in `FILTERS`, because they accept a missing value.
 pub(super) const NAMES: [&str; 25] = [
     "capitalize",
     "currency",
@@ -73,10 +78,10 @@ pub(super) const NAMES: [&str; 25] = [
     "urlencode",
 ];
 
-/// What may stand behind `is`.
+/// The tests that may follow `is`.
 pub(super) const TESTS: [&str; 7] = ["defined", "undefined", "number", "text", "list", "even", "odd"];
 
-/// Gives an engine its filters and tests, and the rule of what is escaped.
+/// Adds the filters, the tests and the escaping rule to an engine.
 pub(super) fn install(engine: &mut Environment<'static>) {
     for (name, least, most, filter) in FILTERS {
         engine.add_filter(name, move |state: &State<'_, '_>, it: Value, arguments: Rest<Value>| {
@@ -120,12 +125,12 @@ fn failure(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
-/// Bytes of a value, for the account of work.
+/// The size of a value in bytes, which counts against [`super::limits::WORK_BYTES`].
 fn size(value: &Value) -> usize {
     value.as_str().map_or_else(|| values::length(value).unwrap_or(1) * 16, str::len)
 }
 
-/// Calls a filter within its limits. What is missing stays missing.
+/// Calls a filter within its limits. A missing value stays missing.
 fn called(
     run: &Run,
     name: &str,
@@ -136,7 +141,7 @@ fn called(
 ) -> Result<Value, Error> {
     if !(least..=most).contains(&arguments.len()) {
         let wanted = if least == most { least.to_string() } else { format!("{least} to {most}") };
-        return Err(failure(format!("the filter {name} takes {wanted} arguments, not {}", arguments.len())));
+        return Err(failure(format!("the filter {name} got {} arguments; it takes {wanted}", arguments.len())));
     }
     if it.is_undefined() && !["within", "outside"].contains(&name) || arguments.iter().any(Value::is_undefined) {
         return Ok(match name {
@@ -158,7 +163,7 @@ fn called(
 /// Whether a comparison holds for two values in this order.
 type Holds = fn(Ordering) -> bool;
 
-/// Comparisons by the filter that stands for them.
+/// The comparisons, by the name of the filter that replaces the operator.
 const COMPARISONS: [(&str, Holds); 6] = [
     ("eq", Ordering::is_eq),
     ("ne", Ordering::is_ne),
@@ -168,7 +173,8 @@ const COMPARISONS: [(&str, Holds); 6] = [
     ("ge", Ordering::is_ge),
 ];
 
-/// What is missing equals nothing, and is neither less nor greater than anything.
+/// Compares two values. A missing value is not equal to any value, not even to another missing value, and is neither
+/// less nor greater.
 fn compared(run: &Run, name: &str, holds: Holds, left: &Value, right: &Value) -> Result<Value, Error> {
     run.charge(size(left).min(size(right)))?;
     let order = values::compare(left, right);
@@ -181,7 +187,7 @@ fn compared(run: &Run, name: &str, holds: Holds, left: &Value, right: &Value) ->
     })
 }
 
-/// What a tag prints. `tag` is its number; `link` is 1 where the value is the target of a link.
+/// Returns the output of a tag. `tag` is its number; `link` is 1 if the value is the target of a link.
 fn shown(state: &State<'_, '_>, it: Value, tag: usize, link: usize) -> Result<Value, Error> {
     Run::of(state, |run| {
         run.charge(size(&it))?;
@@ -202,7 +208,7 @@ fn shown(state: &State<'_, '_>, it: Value, tag: usize, link: usize) -> Result<Va
     })
 }
 
-/// A value as JSON, for channel data. What is missing is null, or the text of the tag.
+/// Returns a value as JSON, for channel data. A missing value becomes null, or the source of the tag.
 fn inserted(state: &State<'_, '_>, it: Value, tag: usize) -> Result<Value, Error> {
     Run::of(state, |run| {
         if it.is_undefined() {
@@ -214,7 +220,7 @@ fn inserted(state: &State<'_, '_>, it: Value, tag: usize) -> Result<Value, Error
     })
 }
 
-/// The items that a loop goes through. A list that is missing has none.
+/// Returns the items of a loop. A missing list has no items.
 fn each(state: &State<'_, '_>, it: Value, tag: usize) -> Result<Value, Error> {
     Run::of(state, |run| {
         run.charge(size(&it))?;
@@ -222,7 +228,11 @@ fn each(state: &State<'_, '_>, it: Value, tag: usize) -> Result<Value, Error> {
             run.miss(Miss { tag, link: false });
             return Ok(Vec::<Value>::new().into());
         }
-        if it.kind() == ValueKind::Seq { Ok(it) } else { Err(failure("the tag for needs a list")) }
+        if it.kind() == ValueKind::Seq {
+            Ok(it)
+        } else {
+            Err(failure("the value of the tag `for` is not a list; use a list"))
+        }
     })
 }
 
@@ -231,11 +241,11 @@ fn text(it: &Value) -> Result<String, String> {
 }
 
 fn list(it: &Value) -> Result<Vec<Value>, String> {
-    values::items(it).ok_or_else(|| "a list is needed".to_owned())
+    values::items(it).ok_or_else(|| "the value is not a list; use a list".to_owned())
 }
 
 fn amount(it: &Value) -> Result<numbers::Decimal, String> {
-    values::decimal(it).ok_or_else(|| "a number of at most 30 digits is needed".to_owned())
+    values::decimal(it).ok_or_else(|| "the value is not a number of at most 30 digits".to_owned())
 }
 
 fn calculated(
@@ -244,28 +254,31 @@ fn calculated(
     by: &Value,
     how: fn(numbers::Decimal, numbers::Decimal) -> Option<numbers::Decimal>,
 ) -> Result<Value, String> {
-    let result = how(amount(it)?, amount(by)?).ok_or("the result has more than 30 digits")?;
+    let result = how(amount(it)?, amount(by)?).ok_or("the result has more than 30 digits; use smaller numbers")?;
     Ok(values::value(&Node::Number(result.to_string().into()), &run.manner))
 }
 
 fn number(run: &Run, it: &Value, arguments: &[Value]) -> Result<Value, String> {
     let amount = amount(it)?;
     let amount = match arguments.first().map(places).transpose()? {
-        Some(places) => amount.rounded(places).ok_or("the number has more than 30 digits")?,
+        Some(places) => amount.rounded(places).ok_or("the number has more than 30 digits; use a smaller number")?,
         None => amount,
     };
     Ok(numbers::grouped(amount, run.manner.language.as_deref())?.into())
 }
 
 fn places(argument: &Value) -> Result<u32, String> {
-    let places = argument.as_usize().filter(|places| *places <= 10).ok_or("a number has 0 to 10 decimals")?;
+    let places = argument
+        .as_usize()
+        .filter(|places| *places <= 10)
+        .ok_or("the number of decimals is not allowed; use 0 to 10")?;
     Ok(places as u32)
 }
 
 fn currency(run: &Run, it: &Value, arguments: &[Value]) -> Result<Value, String> {
     let code = text(&arguments[0])?;
     let places = numbers::minor_units(&code)?;
-    let amount = amount(it)?.rounded(places).ok_or("the number has more than 30 digits")?;
+    let amount = amount(it)?.rounded(places).ok_or("the number has more than 30 digits; use a smaller number")?;
     let written = numbers::grouped(amount, run.manner.language.as_deref())?;
     let (sign, digits) = written.strip_prefix('-').map_or(("", written.as_str()), |digits| ("-", digits));
     Ok(match arguments.get(1) {
@@ -276,7 +289,7 @@ fn currency(run: &Run, it: &Value, arguments: &[Value]) -> Result<Value, String>
 }
 
 fn date(run: &Run, it: &Value, arguments: &[Value]) -> Result<Value, String> {
-    let moment = values::moment(it).ok_or("an ISO date or time such as 2026-03-15 is needed")?;
+    let moment = values::moment(it).ok_or("the value is not an ISO date or time such as 2026-03-15")?;
     let format = arguments.first().map(text).transpose()?;
     if let Some(format) = &format {
         dates::check_format(format)?;
@@ -311,7 +324,10 @@ fn json(run: &Run, it: &Value, _: &[Value]) -> Result<Value, String> {
 }
 
 fn truncate(_: &Run, it: &Value, arguments: &[Value]) -> Result<Value, String> {
-    let length = arguments[0].as_usize().filter(|length| *length > 0).ok_or("truncate needs a length from 1")?;
+    let length = arguments[0]
+        .as_usize()
+        .filter(|length| *length > 0)
+        .ok_or("the length must be a whole number of at least 1")?;
     let text = text(it)?;
     if text.chars().count() <= length {
         return Ok(text.into());
@@ -330,8 +346,8 @@ fn contains(it: &Value, of: &Value) -> Result<bool, String> {
     Ok(list(of)?.iter().any(|item| values::compare(it, item).is_some_and(Ordering::is_eq)))
 }
 
-/// An absolute URL that a message may link to, by the rule for action URLs: http, https, mailto or tel, without a user
-/// name, in one word.
+/// Whether a value is an absolute URL that a message may link to. The rule is that of action URLs: http, https, mailto
+/// or tel, without a user name and without spaces.
 fn is_link(it: &Value) -> bool {
     let Some(text) = it.as_str() else { return false };
     let Ok(url) = Url::parse(text) else { return false };
@@ -356,14 +372,14 @@ fn titled(text: &str) -> String {
     text.chars().map(letter).collect()
 }
 
-/// Characters that a URL may hold as they are.
+/// Characters that a URL may contain without encoding.
 const UNRESERVED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 fn encoded(text: &str) -> String {
     utf8_percent_encode(text, &UNRESERVED).to_string()
 }
 
-/// HTML in which a text is a text, also between quotes.
+/// Escapes a string for HTML, also for use inside quotes.
 pub(super) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

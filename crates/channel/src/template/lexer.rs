@@ -1,9 +1,9 @@
-//! Splits a text of a template into plain text and tags, and tags into tokens. Only what templates may use is a token:
-//! there is no arithmetic, no concatenation, no assignment and no braces.
+//! Splits a part of a template into plain text and tags, and tags into tokens. Signs that templates may not use are
+//! refused: arithmetic, concatenation, assignment and braces.
 
 use super::limits;
 
-/// What is wrong, and at which byte.
+/// An error in a template, and its byte offset.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Fault {
     pub(super) at: usize,
@@ -19,7 +19,7 @@ impl Fault {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Name,
-    /// With its quotes.
+    /// A string literal with its quotes.
     Text,
     Number,
     Sign,
@@ -51,16 +51,16 @@ pub(super) struct Tag<'s> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Piece<'s> {
     Text(&'s str),
-    /// `{{ … }}`
+    /// A tag that prints a value: `{{ … }}`.
     Print(Tag<'s>),
-    /// `{% … %}`
+    /// A block tag: `{% … %}`.
     Block(Tag<'s>),
-    /// `{# … #}`, of which only the whitespace control matters.
+    /// A comment: `{# … #}`. Only its whitespace control has an effect.
     Comment {
         left: &'static str,
         right: &'static str,
     },
-    /// What stands between `{% raw %}` and `{% endraw %}`.
+    /// The text between `{% raw %}` and `{% endraw %}`.
     Raw {
         left: &'static str,
         right: &'static str,
@@ -68,7 +68,7 @@ pub(super) enum Piece<'s> {
     },
 }
 
-/// Splits a text of a template.
+/// Splits a part of a template into its pieces.
 pub(super) fn pieces(source: &str) -> Result<Vec<Piece<'_>>, Fault> {
     let (mut all, mut at) = (Vec::new(), 0);
     while let Some(open) = opener(source, at) {
@@ -127,7 +127,7 @@ fn mark(source: &str, at: usize) -> &'static str {
     }
 }
 
-/// The text up to `{% endraw %}`, the whitespace control behind it, and where it ends.
+/// Returns the text up to `{% endraw %}`, the whitespace control after `endraw`, and the byte offset after the tag.
 fn raw(source: &str, from: usize, open: usize) -> Result<(&str, &'static str, usize), Fault> {
     let mut at = from;
     while let Some(next) = source[at..].find("{%").map(|next| at + next) {
@@ -143,12 +143,12 @@ fn raw(source: &str, from: usize, open: usize) -> Result<(&str, &'static str, us
         }
         at = next + 2;
     }
-    Err(Fault::new(open, "the tag raw has no end; end it with {% endraw %}"))
+    Err(Fault::new(open, "the tag `raw` has no end; end it with {% endraw %}"))
 }
 
 type Tokens<'s> = (Vec<Token<'s>>, &'static str, usize);
 
-/// The tokens of a tag, the whitespace control at its end, and where it ends.
+/// The tokens of a tag, the whitespace control at its end, and the byte offset after the tag.
 fn tokens<'s>(source: &'s str, from: usize, close: &str, open: usize) -> Result<Tokens<'s>, Fault> {
     let (mut all, mut at) = (Vec::<Token<'s>>::new(), from);
     loop {
@@ -164,7 +164,10 @@ fn tokens<'s>(source: &'s str, from: usize, close: &str, open: usize) -> Result<
         }
         if all.len() == limits::TOKENS {
             let limit = limits::TOKENS;
-            return Err(Fault::new(open, format!("the tag has more than {limit} names, values and signs")));
+            return Err(Fault::new(
+                open,
+                format!("the tag has more than {limit} names, values and signs; at most {limit} are allowed"),
+            ));
         }
         let token = token(rest, at, all.last().is_some_and(|last| last.is(".")))?;
         at += token.text.len();
@@ -175,7 +178,10 @@ fn tokens<'s>(source: &'s str, from: usize, close: &str, open: usize) -> Result<
 fn token(rest: &str, at: usize, after_dot: bool) -> Result<Token<'_>, Fault> {
     let first = rest.chars().next().unwrap_or_default();
     let (kind, length) = match first {
-        '"' | '\'' => (Kind::Text, text_length(rest, first).ok_or_else(|| Fault::new(at, "the text has no end"))?),
+        '"' | '\'' => (
+            Kind::Text,
+            text_length(rest, first).ok_or_else(|| Fault::new(at, "the text has no closing quote; add it"))?,
+        ),
         '0'..='9' => (Kind::Number, number_length(rest, after_dot)),
         '-' if rest[1..].starts_with(|c: char| c.is_ascii_digit()) => {
             (Kind::Number, 1 + number_length(&rest[1..], false))
@@ -220,7 +226,7 @@ fn sign_length(rest: &str, first: char) -> Result<usize, String> {
         '-' => Err("templates do not subtract with -; use the filter minus: {{ nights|minus(1) }}".to_owned()),
         '*' => Err("templates do not multiply with *; use the filter times: {{ price|times(nights) }}".to_owned()),
         '~' => Err("templates do not join texts with ~; write {{ a }}{{ b }}".to_owned()),
-        '=' => Err("values are compared with == and not assigned".to_owned()),
+        '=' => Err("= is not allowed in a tag: templates cannot assign values; compare with ==".to_owned()),
         '{' | '}' => Err(format!("{first} is not expected in a tag; a tag ends with }}}} or %}}")),
         _ => Err(format!("{first:?} is not expected in a tag")),
     }
@@ -278,7 +284,7 @@ mod tests {
             ("{% if a", 0, "%}"),
             ("{# a", 0, "#}"),
             ("{% raw %} a", 0, "endraw"),
-            ("{{ 'a }}", 3, "no end"),
+            ("{{ 'a }}", 3, "no closing quote"),
             ("{{ a; b }}", 4, "';'"),
         ] {
             let fault = pieces(source).unwrap_err();

@@ -1,4 +1,4 @@
-//! Numbers: decimal text, calculated and compared without rounding, written as the language does.
+//! Decimal numbers: calculated and compared without rounding, and formatted by the rules of the language.
 
 use std::cmp::Ordering;
 
@@ -6,7 +6,7 @@ use icu_decimal::input::Decimal as Written;
 use icu_decimal::{DecimalFormatter, DecimalFormatterPreferences};
 use icu_locale_core::Locale;
 
-/// Digits that are calculated with.
+/// The maximum number of digits of a number.
 const DIGITS: usize = 30;
 
 /// Currencies of ISO 4217 whose smallest unit is not a hundredth.
@@ -67,13 +67,13 @@ impl Decimal {
         }
     }
 
-    /// With `places` more zeros at the end of the units.
+    /// Multiplies `units` by ten to the power of `places`.
     fn shifted(self, places: u32) -> Option<Self> {
         let units = self.units.checked_mul(10_i128.checked_pow(places)?)?;
         Some(Self { units, scale: self.scale })
     }
 
-    /// Both with the same scale.
+    /// Returns the units of both numbers at a common scale, and that scale.
     fn aligned(self, other: Self) -> Option<(i128, i128, u32)> {
         let scale = self.scale.max(other.scale);
         Some((self.shifted(scale - self.scale)?.units, other.shifted(scale - other.scale)?.units, scale))
@@ -97,7 +97,7 @@ impl Decimal {
     pub(super) fn compare(self, other: Self) -> Ordering {
         match self.aligned(other) {
             Some((a, b, _)) => a.cmp(&b),
-            // Too far apart to be aligned: the sign and the size decide.
+            // The scales differ too much for a common scale: compare approximately.
             None => self.rough().total_cmp(&other.rough()),
         }
     }
@@ -106,7 +106,7 @@ impl Decimal {
         self.units as f64 / 10_f64.powi(self.scale as i32)
     }
 
-    /// With this many digits behind the point; a half is rounded away from zero.
+    /// Rounds to `places` digits after the decimal point. A half is rounded away from zero.
     pub(super) fn rounded(self, places: u32) -> Option<Self> {
         if places >= self.scale {
             return Some(Self { scale: places, ..self.shifted(places - self.scale)? });
@@ -130,20 +130,21 @@ impl std::fmt::Display for Decimal {
     }
 }
 
-/// Writes a number as the language does: `12,34,567.50` in `en-IN`. An unknown language is written as English.
+/// Formats a number by the rules of the language: `12,34,567.50` in `en-IN`. An unknown language counts as English.
 pub(super) fn grouped(number: Decimal, language: Option<&str>) -> Result<String, String> {
     let locale: Locale = language.and_then(|tag| tag.parse().ok()).unwrap_or(Locale::UNKNOWN);
     let english = || DecimalFormatter::try_new(DecimalFormatterPreferences::default(), Default::default());
     let formatter = DecimalFormatter::try_new((&locale).into(), Default::default()).or_else(|_| english());
     let formatter = formatter.map_err(|problem| problem.to_string())?;
-    let written: Written = number.to_string().parse().map_err(|_| "the number is too long".to_owned())?;
+    let written: Written =
+        number.to_string().parse().map_err(|_| "the number has too many digits; use a smaller number".to_owned())?;
     Ok(formatter.format(&written).to_string())
 }
 
-/// Digits behind the point of a currency, by its ISO 4217 code.
+/// The digits after the decimal point of a currency, by its ISO 4217 code.
 pub(super) fn minor_units(code: &str) -> Result<u32, String> {
     if code.len() != 3 || !code.bytes().all(|b| b.is_ascii_uppercase()) {
-        return Err(format!("{code:?} is no currency; an example is INR"));
+        return Err(format!("{code:?} is not a currency; use an ISO 4217 code such as INR"));
     }
     Ok(MINOR_UNITS.iter().find(|(known, _)| *known == code).map_or(2, |(_, places)| *places))
 }

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use super::limits;
 
-/// Levels of nesting that are read. A payload has at most [`postcommit::limits::JSON_DEPTH`].
+/// Levels of nesting that are read. A payload has at most [`postcommit::limits::JSON_DEPTH`] levels.
 const LEVELS: usize = 64;
 
 /// The name of a field in the flat view: lower case, letters and digits only.
@@ -19,7 +19,7 @@ pub fn flat_name(name: &str) -> String {
     name.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect()
 }
 
-/// A JSON value as templates read it. A number keeps its digits. Copies are cheap.
+/// A JSON value of a payload. A number keeps its digits. A clone is cheap.
 #[derive(Debug, Clone)]
 pub(super) enum Node {
     Null,
@@ -38,7 +38,7 @@ pub(super) struct Fields {
 }
 
 impl Node {
-    /// Reads JSON. What is not JSON, or nested too deeply, is null.
+    /// Reads JSON. Invalid JSON and levels that are nested too deeply become null.
     fn read(json: &str, level: usize) -> Self {
         let json = json.trim_start();
         if level > LEVELS {
@@ -93,13 +93,13 @@ impl Fields {
         &self.entries
     }
 
-    /// The field with this flat name. A null is no field.
+    /// The field with this flat name. `None` if the field is absent or null.
     pub(super) fn get(&self, flat: &str) -> Option<&Node> {
         self.flat.get_or_init(|| self.flatten()).get(flat)
     }
 
-    /// A field that is nested less deeply comes before one of the same flat name; then the order of the alphabet
-    /// decides, because a database may store fields in any order.
+    /// Returns all fields by flat name. Of two fields with one flat name, the less deeply nested takes precedence, then
+    /// the first in alphabetical order, because a database may store fields in any order.
     fn flatten(&self) -> HashMap<String, Node> {
         let mut flat = HashMap::new();
         self.walk(|name, node| {
@@ -110,7 +110,7 @@ impl Fields {
         flat
     }
 
-    /// Calls `see` for every field and its flat name, level by level.
+    /// Calls `see` with the flat name and the value of every field, level by level.
     fn walk(&self, mut see: impl FnMut(&str, &Node)) {
         let mut levels = VecDeque::from([(String::new(), self)]);
         while let Some((prefix, fields)) = levels.pop_front() {
@@ -128,12 +128,12 @@ impl Fields {
     }
 }
 
-/// The flat view of a payload. A copy is cheap.
+/// The flat view of a payload. A clone is cheap.
 #[derive(Debug, Clone, Default)]
 pub struct FlatPayload(Arc<Fields>);
 
 impl FlatPayload {
-    /// Reads a payload. One that is not a JSON object has no fields.
+    /// Reads a payload. A payload that is not a JSON object has no fields.
     #[must_use]
     pub fn new(payload: &RawValue) -> Self {
         Self::of(&Node::read(payload.get(), 0))
@@ -146,14 +146,14 @@ impl FlatPayload {
         }
     }
 
-    /// A field as text, under any spelling of its name: a text as it is, a number with the digits it was enqueued
-    /// with. `None` if it is absent, null, a list or an object.
+    /// A field as a string, under any spelling of its name. A number keeps the digits of the payload. `None` if the
+    /// field is absent, null, a list or an object.
     #[must_use]
     pub fn text(&self, name: &str) -> Option<&str> {
         self.0.get(&flat_name(name))?.text()
     }
 
-    /// The flat names of all fields, also of those that are null.
+    /// The flat names of all fields, including null fields.
     #[must_use]
     pub fn names(&self) -> BTreeSet<String> {
         let mut names = BTreeSet::new();
@@ -167,7 +167,7 @@ impl FlatPayload {
         &self.0
     }
 
-    /// The texts of fields whose flat name ends so, by name.
+    /// The fields whose flat name ends with `end`: name and text, ordered by name.
     fn ending_in<'a>(&'a self, end: &str) -> Vec<(String, &'a str)> {
         let mut found = BTreeMap::new();
         for name in self.names().into_iter().filter(|name| name.ends_with(end)) {
@@ -185,7 +185,7 @@ impl From<&Value> for FlatPayload {
     }
 }
 
-/// Several fields of a payload could be the address.
+/// The error when several fields of a payload could be the address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ambiguous {
     /// The flat names of the fields.
@@ -201,7 +201,7 @@ impl fmt::Display for Ambiguous {
 impl std::error::Error for Ambiguous {}
 
 /// The address in a payload for a template without the part `to`: the field `phone` for sms and whatsapp, `email` for
-/// email, or the only field whose name ends so, such as `guestPhone`. An empty text is no address.
+/// email, or the only field whose name ends with that word, such as `guestPhone`. Empty strings are ignored.
 pub fn default_address(channel: &str, payload: &FlatPayload) -> Result<Option<String>, Ambiguous> {
     let kind = match channel {
         "sms" | "whatsapp" => "phone",
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn of_two_fields_with_one_flat_name_the_less_nested_comes_first() {
         assert_eq!(payload(r#"{"guest": {"phone": "nested"}, "guestPhone": "top"}"#).text("guestphone"), Some("top"));
-        // A null does not hide a value, and the order in the text does not matter.
+        // A null does not hide a value, and the order of fields in the JSON does not matter.
         assert_eq!(payload(r#"{"guestPhone": null, "guest": {"phone": "x"}}"#).text("guestphone"), Some("x"));
         assert_eq!(payload(r#"{"a_b": 2, "a-b": 1}"#).text("ab"), Some("1"));
         assert_eq!(payload(r#"{"a-b": 1, "a_b": 2}"#).text("ab"), Some("1"));

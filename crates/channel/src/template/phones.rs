@@ -1,10 +1,10 @@
-//! Phone numbers for readers. The number that is sent to is never changed.
+//! Formats phone numbers for readers. The number that a message is sent to is never changed.
 
 /// Country calling codes of one and two digits. All others have three.
 const SHORT_CODES: &str = "1 7 20 27 30 31 32 33 34 36 39 40 41 43 44 45 46 47 48 49 51 52 53 54 55 56 57 58 60 61 62 \
                            63 64 65 66 81 82 84 86 90 91 92 93 94 95 98";
 
-/// An E.164 number in groups: `+91 98765 43210`, `+1 415 555 0100`. Another text stays as it is.
+/// Formats an E.164 number in groups: `+91 98765 43210`, `+1 415 555 0100`. Another string is returned unchanged.
 pub(super) fn displayed(number: &str) -> String {
     let Some(digits) = number.strip_prefix('+') else { return number.to_owned() };
     if !(7..=15).contains(&digits.len()) || !digits.bytes().all(|b| b.is_ascii_digit()) {
@@ -18,7 +18,7 @@ pub(super) fn displayed(number: &str) -> String {
     }
 }
 
-/// Groups of three digits; the last has two to four.
+/// Splits digits into groups of three. The last group has two to four digits.
 fn in_threes(digits: &str) -> String {
     let (mut all, mut rest) = (String::new(), digits);
     while rest.len() > 4 {

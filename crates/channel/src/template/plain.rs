@@ -1,7 +1,7 @@
-//! The plain text of an HTML message, for readers that show no HTML. It goes through the HTML once, and no HTML makes
-//! it fail: what is not understood is text.
+//! Derives the plain text of an HTML message, for mail programs that show no HTML. The HTML is read once. The
+//! conversion never fails: unknown markup is treated as text.
 
-/// Tags that begin a line of their own.
+/// Tags that begin a new line.
 const BLOCKS: [&str; 33] = [
     "address",
     "article",
@@ -37,11 +37,11 @@ const BLOCKS: [&str; 33] = [
     "tr",
     "ul",
 ];
-/// Tags with an empty line around them.
+/// Tags that are surrounded by empty lines.
 const PARAGRAPHS: [&str; 11] = ["blockquote", "h1", "h2", "h3", "h4", "h5", "h6", "ol", "p", "ul", "hr"];
-/// Tags whose content nobody reads.
+/// Tags whose content is not shown to readers.
 const SILENT: [&str; 6] = ["head", "script", "style", "template", "title", "noscript"];
-/// Entities by name, besides those of numbers.
+/// The named entities. Numeric entities are decoded separately.
 const ENTITIES: [(&str, &str); 34] = [
     ("amp", "&"),
     ("lt", "<"),
@@ -79,11 +79,11 @@ const ENTITIES: [(&str, &str); 34] = [
     ("rarr", "→"),
 ];
 
-/// The plain text of an HTML message. Links are written behind their text: `Pay now (https://example.com/pay)`.
+/// The plain text of an HTML message. Links are written after their text: `Pay now (https://example.com/pay)`.
 #[must_use]
 pub fn text_of_html(html: &str) -> String {
     let mut text = Writer::default();
-    // Behind the last > there is no tag: nothing is searched twice.
+    // No tag starts after the last `>`. Splitting there avoids searching the rest again for each `<`.
     let (mut rest, end) = html.split_at(html.rfind('>').map_or(0, |last| last + 1));
     while let Some(open) = rest.find('<') {
         text.words(&rest[..open]);
@@ -102,13 +102,14 @@ pub fn text_of_html(html: &str) -> String {
 }
 
 struct Tag<'h> {
-    /// In lower case.
+    /// The name of the tag in lower case.
     name: String,
     closes: bool,
     attributes: &'h str,
 }
 
-/// The tag, comment or declaration at the beginning, and what follows. `None`: this `<` begins none.
+/// Reads the tag, comment or declaration at the beginning of `rest`, and returns it with the remaining HTML. `None`:
+/// this `<` does not begin a tag.
 fn tag(rest: &str) -> Option<(Tag<'_>, &str)> {
     if let Some(comment) = rest.strip_prefix("<!--") {
         let after = comment.split_once("-->").map_or("", |(_, after)| after);
@@ -125,7 +126,7 @@ fn tag(rest: &str) -> Option<(Tag<'_>, &str)> {
     Some((Tag { name: body[..name].to_ascii_lowercase(), closes, attributes: &body[name..] }, after))
 }
 
-/// The `>` that is not in quotes.
+/// The position of the first `>` that is not in quotes.
 fn end_of_tag(inside: &str) -> Option<usize> {
     let mut quote = None;
     for (i, c) in inside.char_indices() {
@@ -167,7 +168,7 @@ fn after_tag<'h>(text: &mut Writer, tag: &Tag<'_>, after: &'h str) -> &'h str {
     after
 }
 
-/// What follows the end of a silent tag; without an end, nothing.
+/// The HTML after the end tag of a silent tag. Empty if there is no end tag.
 fn after_silence<'h>(name: &str, after: &'h str) -> &'h str {
     let mut rest = after;
     while let Some(close) = rest.find("</") {
@@ -209,7 +210,7 @@ fn attribute(attributes: &str, wanted: &str) -> Option<String> {
     }
 }
 
-/// Text without entities.
+/// Returns the text with its entities decoded.
 fn decoded(text: &str) -> String {
     let (mut out, mut rest) = (String::with_capacity(text.len()), text);
     while let Some(at) = rest.find('&') {
@@ -243,12 +244,12 @@ fn entity(name: &str) -> Option<String> {
 #[derive(Default)]
 struct Writer {
     out: String,
-    /// Line breaks that are due: 2 make an empty line.
+    /// Line breaks to write before the next word. 2 make an empty line.
     breaks: usize,
     space: bool,
     preformatted: bool,
     link: Option<String>,
-    /// Where the text of the link begins.
+    /// The byte offset at which the text of the link begins.
     link_from: usize,
 }
 
@@ -284,7 +285,7 @@ impl Writer {
 
     fn begin(&mut self) {
         if self.out.is_empty() {
-            // No breaks before the first word.
+            // There are no line breaks before the first word.
         } else if self.breaks > 0 {
             self.out.push_str(if self.breaks > 1 { "\n\n" } else { "\n" });
         } else if self.space {

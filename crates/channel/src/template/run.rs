@@ -1,4 +1,4 @@
-//! One rendering: what it reads, what it may cost, and what was missing.
+//! One rendering: its values, its limits, and the tags without a value.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -14,19 +14,19 @@ use super::translate::TagInfo;
 use super::{Cap, Failure, Missing, Problem, limits};
 use crate::clock;
 
-/// The name under which filters find the [`Run`]. No name of a template becomes it.
+/// The name under which filters find the [`Run`]. No name of a template is translated to this name.
 const RUN: &str = "run";
 
 /// A tag without a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Miss {
-    /// Its number in the template.
+    /// The number of the tag in the template.
     pub(super) tag: usize,
-    /// There is a value, but it is no link that may be shown.
+    /// Whether the tag has a value that is not an allowed link.
     pub(super) link: bool,
 }
 
-/// What the filters of one rendering share.
+/// The data that all filters of one rendering share.
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) manner: Arc<Manner>,
@@ -37,7 +37,7 @@ pub(super) struct Run {
     stopped: Mutex<Option<Cap>>,
 }
 
-/// What one rendering has used of its limits, in all parts together.
+/// The part of its limits that one rendering has used, in all parts together.
 #[derive(Debug)]
 pub(super) struct Budget {
     steps: AtomicU64,
@@ -69,22 +69,27 @@ impl Run {
         }
     }
 
-    /// Calls `with` for the rendering that a filter belongs to.
+    /// Calls `with` with the rendering that a filter belongs to.
     pub(super) fn of<T>(
         state: &State<'_, '_>,
         with: impl FnOnce(&Self) -> Result<T, minijinja::Error>,
     ) -> Result<T, minijinja::Error> {
         let run = state.lookup(RUN);
         let run = run.as_ref().and_then(Value::downcast_object_ref::<Self>);
-        with(run.ok_or_else(|| minijinja::Error::new(ErrorKind::InvalidOperation, "no rendering is under way"))?)
+        with(run.ok_or_else(|| {
+            minijinja::Error::new(
+                ErrorKind::InvalidOperation,
+                "internal error: a filter was called outside of a rendering; report it",
+            )
+        })?)
     }
 
-    /// A tag as it is written in the template.
+    /// The source of a tag, as it is written in the template.
     pub(super) fn source(&self, tag: usize) -> &str {
         self.tags.get(tag).map_or("", |tag| &tag.source)
     }
 
-    /// Counts bytes that a filter reads or writes, and looks at the clock.
+    /// Counts the bytes that a filter reads or writes, and checks the time limit.
     pub(super) fn charge(&self, bytes: usize) -> Result<(), minijinja::Error> {
         let work = self.budget.work.fetch_add(bytes + 16, Ordering::Relaxed) + bytes;
         if work > limits::WORK_BYTES {
@@ -109,7 +114,7 @@ impl Run {
     }
 }
 
-/// What the engine sees as the context: the slots, by number.
+/// The context of the engine: resolves `p0`, `p1`, … to the values of the slots.
 #[derive(Debug)]
 struct Root {
     slots: Arc<[Value]>,
@@ -129,7 +134,7 @@ impl Object for Root {
     }
 }
 
-/// Takes what is rendered, up to a limit.
+/// Collects the rendered output. A write beyond `limit` fails and sets `full`.
 struct Output {
     bytes: Vec<u8>,
     limit: usize,
@@ -151,7 +156,7 @@ impl Write for Output {
     }
 }
 
-/// What all parts of one rendering read.
+/// The data that all parts of one rendering share.
 pub(super) struct Reading {
     pub(super) slots: Arc<[Value]>,
     pub(super) manner: Arc<Manner>,
@@ -159,14 +164,14 @@ pub(super) struct Reading {
     pub(super) budget: Arc<Budget>,
 }
 
-/// Where a part went wrong: at a byte of what the engine was given.
+/// The reason why the rendering of a part stopped: a limit, or an error with its byte offset in the translated text.
 pub(super) enum Stop {
     Limit(Cap, u64),
     Failed(Option<usize>, String),
 }
 
 impl Stop {
-    /// As the failure of a part, with the place of the tag that `find` knows.
+    /// Converts to the failure of `part`. `find` maps a byte offset to the place of its tag.
     pub(super) fn failure(self, part: &str, find: impl Fn(usize) -> Option<super::Place>) -> Failure {
         match self {
             Self::Limit(what, limit) => Failure::Limit { part: part.to_owned(), what, limit },
@@ -178,7 +183,7 @@ impl Stop {
     }
 }
 
-/// Renders one text of a template, and returns what was missing.
+/// Renders one part of a template. Returns its text and the tags without a value.
 pub(super) fn render(
     engine: &Environment<'static>,
     name: &str,
@@ -211,7 +216,8 @@ pub(super) fn render(
             _ => failed(&problem),
         });
     }
-    let text = String::from_utf8(output.bytes).map_err(|_| Stop::Failed(None, "the output is no text".to_owned()))?;
+    let text = String::from_utf8(output.bytes)
+        .map_err(|_| Stop::Failed(None, "the rendered output is not valid UTF-8; report it".to_owned()))?;
     let misses = std::mem::take(&mut *run.misses.lock().unwrap_or_else(PoisonError::into_inner));
     Ok((text, misses))
 }

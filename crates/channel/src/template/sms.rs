@@ -1,40 +1,41 @@
-//! How many segments of an SMS a text takes. Alphabets of single countries (national shift tables) depend on the
-//! provider and are not considered.
+//! Counts the SMS segments of a message. Alphabets of single countries (national shift tables) depend on the provider
+//! and are not considered.
 
 use serde::Serialize;
 
-/// The characters of GSM 03.38 that take one place.
+/// The characters of GSM 03.38 that take one place each.
 const BASIC: &str = "@£$¥èéùìòÇ\nØø\rÅåΔ_ΦΓΛΩΠΨΣΘΞÆæßÉ !\"#¤%&'()*+,-./0123456789:;<=>?¡ABCDEFGHIJKLMNOPQRSTUVWXYZ\
                      ÄÖÑÜ§¿\
                      abcdefghijklmnopqrstuvwxyzäöñüà";
-/// The characters of its extension, which take two.
+/// The characters of the GSM 03.38 extension, which take two places each.
 const EXTENSION: &str = "\u{c}^{}\\[~]|€";
 
-/// How an SMS is encoded.
+/// The encoding of an SMS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Encoding {
-    /// 160 places in one segment, 153 in each of several.
+    /// GSM-7: 160 places in a single segment, 153 in each of several segments.
     #[serde(rename = "GSM-7")]
     Gsm7,
-    /// 70 places in one segment, 67 in each of several. One character outside GSM-7 is enough for it.
+    /// UCS-2: 70 places in a single segment, 67 in each of several segments. One character outside of GSM-7 makes the
+    /// whole message UCS-2.
     #[serde(rename = "UCS-2")]
     Ucs2,
 }
 
-/// What a text takes as an SMS.
+/// The size of a message as an SMS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Segments {
-    /// How it is encoded.
+    /// The encoding of the message.
     pub encoding: Encoding,
-    /// Places: most characters take one.
+    /// The number of places. Most characters take one place.
     pub characters: usize,
-    /// Segments; 0 for an empty text.
+    /// The number of segments. An empty message has 0.
     pub segments: usize,
 }
 
-/// Counts the segments of a text.
+/// Counts the segments of a message.
 #[must_use]
 pub fn segments(text: &str) -> Segments {
     let gsm: Option<Vec<usize>> = text.chars().map(gsm_places).collect();
@@ -51,7 +52,7 @@ pub fn segments(text: &str) -> Segments {
     Segments { encoding, characters, segments }
 }
 
-/// The first character that makes a text UCS-2, if there is one.
+/// The first character that is not in GSM-7, if there is one.
 #[must_use]
 pub fn outside_gsm7(text: &str) -> Option<char> {
     text.chars().find(|c| gsm_places(*c).is_none())
@@ -61,7 +62,7 @@ fn gsm_places(c: char) -> Option<usize> {
     if BASIC.contains(c) { Some(1) } else { EXTENSION.contains(c).then_some(2) }
 }
 
-/// Segments of `each` places, where a character of two places is never split.
+/// Counts segments of `each` places. A character of two places is never split.
 fn filled(places: &[usize], each: usize) -> usize {
     let (mut segments, mut used) = (1, 0);
     for place in places {
@@ -99,7 +100,8 @@ mod tests {
         use Encoding::Gsm7;
         assert_eq!(counted("€[]"), (Gsm7, 6, 1));
         assert_eq!(counted(&"€".repeat(80)), (Gsm7, 160, 1));
-        // 152 places and a euro: the euro begins the second segment, so 153 - 1 + … do not fit into two.
+        // 152 places and a euro sign of two places: the euro sign begins the second segment, so three segments are
+        // needed.
         let text = format!("{}€{}", "a".repeat(152), "a".repeat(152));
         assert_eq!(counted(&text), (Gsm7, 306, 3));
     }
@@ -112,7 +114,7 @@ mod tests {
         assert_eq!(counted("“Hi”"), (Ucs2, 4, 1));
         assert_eq!(counted(&"ह".repeat(70)), (Ucs2, 70, 1));
         assert_eq!(counted(&"ह".repeat(71)), (Ucs2, 71, 2));
-        // 66 and an emoji of two places: it begins the second segment.
+        // 66 places and an emoji of two places: the emoji begins the second segment.
         let text = format!("{}😀{}", "ह".repeat(66), "ह".repeat(66));
         assert_eq!(counted(&text), (Ucs2, 134, 3));
         assert_eq!(outside_gsm7("it’s"), Some('’'));

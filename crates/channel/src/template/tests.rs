@@ -7,7 +7,7 @@ use crate::render::Content;
 
 mod unsubscribed;
 
-/// The event of the acceptance tests of requirements C.
+/// The event of the acceptance tests for the requirements C.
 fn event() -> Value {
     json!({
         "bookingId": 12345, "guestId": 678, "listingId": 10, "bookingStatus": "Confirmed",
@@ -85,7 +85,7 @@ fn c5_every_field_of_the_event_is_a_placeholder_in_every_spelling() {
         ];
         for spelling in spellings {
             assert_eq!(rendered(&format!("{{{{{spelling}}}}}"), &event()), value, "{spelling}");
-            // The same where the payload is nested instead.
+            // A nested payload gives the same result.
             let nested = json!({first: {second: event()[&bare]}});
             assert_eq!(rendered(&format!("{{{{ {spelling} }}}}"), &nested), value, "{spelling}, nested");
         }
@@ -122,14 +122,14 @@ fn c5_bare_dates_are_written_in_the_format_and_time_zone_of_the_template() {
         ..text("{{ occurredAtUtc }} {{ checkinDate|date('%-d %B') }} {{ occurredAtUtc|date('%H:%M', 'Europe/Paris') }}")
     };
     assert_eq!(render(&template, &event()).unwrap().0.text.unwrap(), "02/03/2026 02:00 15 March 21:30");
-    // The recipient's time zone comes before that of the template; an unknown one does not count.
+    // The recipient's time zone takes precedence over that of the template. An unknown time zone is ignored.
     let compiled = Compiled::new(&template).unwrap();
     let payload = FlatPayload::from(&event());
     for (zone, begin) in [("America/New_York", "01/03/2026 15:30"), ("Mars/Olympus", "02/03/2026 02:00")] {
         let (content, _) = compiled.render(&Input { time_zone: Some(zone), ..input(&payload) }).unwrap();
         assert!(content.text.unwrap().starts_with(begin), "{zone}");
     }
-    // As enqueued, and in comparisons.
+    // `plain` prints the value of the payload, and comparisons use that value.
     let template =
         "{{ checkinDate|plain }} {{ 'soon' if checkinDate < '2026-04-01' else 'late' }} {{ checkinDate|upper }}";
     assert_eq!(rendered(template, &event()), "2026-03-15 soon 15-MAR-2026");
@@ -156,7 +156,7 @@ fn numbers_keep_their_digits_and_are_written_as_the_language_does() {
     let payload = FlatPayload::from(&payload);
     let (content, _) = compiled.render(&Input { language: Some("en-IN"), ..input(&payload) }).unwrap();
     assert_eq!(content.text.unwrap(), "₹12,34,567.50");
-    // Digits are those of the payload, not of a floating-point number.
+    // The digits are those of the payload, not of a floating-point number.
     let raw = serde_json::value::RawValue::from_string(r#"{"price": 1500.50, "id": 12345678901234567890}"#.to_owned());
     let payload = FlatPayload::new(&raw.unwrap());
     let compiled = Compiled::new(&text("{{ price }} {{ id }}")).unwrap();
@@ -210,7 +210,7 @@ fn html_is_escaped_by_part_and_not_by_name() {
         "a<br>\n&lt;b&gt; &quot;&lt;B A=&#39;1&#39; B=\\&quot;2\\&quot;&gt;&amp;&lt;/B&gt;&quot;"
     );
     assert_eq!(rendered_html("{{ '<hr>'|safe }}", &payload), "<hr>");
-    // What is kept is text, too.
+    // A kept placeholder is escaped, too.
     let kept = Source { missing: Missing::Keep, ..html("{{ x|date('<') }}") };
     assert_eq!(render(&kept, &payload).unwrap().0.html.unwrap(), "{{ x|date(&#39;&lt;&#39;) }}");
     // A partial is escaped where html includes it, and not where text does.
@@ -223,13 +223,13 @@ fn html_is_escaped_by_part_and_not_by_name() {
     let (content, _) = render(&both, &payload).unwrap();
     assert_eq!((content.html.as_deref(), content.text.as_deref()), (Some("&lt;i&gt;"), Some("<i>")));
     let warnings = Compiled::new(&html("{{ x|safe }}")).unwrap().warnings().to_vec();
-    assert!(warnings[0].message.contains("unescaped"), "{warnings:?}");
+    assert!(warnings[0].message.contains("without escaping"), "{warnings:?}");
     assert!(problem(&text("{{ x|nl2br }}")).contains("html only"));
-    // Escaping does not help where a space or a backslash ends the value.
+    // Escaping is not enough where a space or a backslash ends the value.
     for (template, message) in [
-        ("<p title={{ x }}>", "html, line 1, column 10: put the value of an attribute in quotes"),
+        ("<p title={{ x }}>", "html, line 1, column 10: the value of an attribute is not in quotes; put it in quotes"),
         ("<p title = {{ x }}>", "in quotes"),
-        ("<SCRIPT>a()</script><Script>let a = '{{ x }}'", "no value may stand in a script"),
+        ("<SCRIPT>a()</script><Script>let a = '{{ x }}'", "a placeholder is not allowed inside a script"),
     ] {
         assert!(problem(&html(template)).contains(message), "{template}");
     }
@@ -269,7 +269,7 @@ fn a_link_leads_only_where_an_action_url_may() {
         }
     }
     let (_, warnings) = render(&html("<a href=\"{{ url }}\">"), &json!({"url": "javascript:x"})).unwrap();
-    assert_eq!(warnings[0].message, "url is no link of http, https, mailto or tel, and is left out");
+    assert_eq!(warnings[0].message, "url is not a link and is left out; allowed are http, https, mailto and tel links");
 }
 
 #[test]
@@ -305,7 +305,7 @@ fn channel_data_is_a_tree_into_which_values_are_inserted() {
     );
     let large = Source { data: Some(json!(["{{ x }}", "{{ x }}"])), ..source() };
     assert_eq!(limit(&large, &json!({"x": "y".repeat(40_000)})), Cap::Output);
-    // Two paths that are written alike are two texts.
+    // Two paths with the same spelling are two strings.
     let alike = Source { data: Some(json!({"a.b": "{{ x }}1", "a": {"b": "{{ x }}2"}})), ..source() };
     assert_eq!(render(&alike, &json!({"x": ""})).unwrap().0.data.unwrap().get(), r#"{"a":{"b":"2"},"a.b":"1"}"#);
 }
@@ -332,18 +332,26 @@ fn layouts_partials_and_brand() {
         ..source()
     };
     for (parts, html, message) in [
-        (&[][..], "", "layout: there is no layout \"frame\""),
-        (&[("frame", "x")], "", "layout frame: the layout has no {{ content }}, where the template is put in"),
-        (&[("frame", "{{ content }}")], "\n{% include 'x' %}", "html, line 2, column 1: there is no partial \"x\""),
+        (&[][..], "", "layout: there is no layout \"frame\"; create it first"),
+        (
+            &[("frame", "x")],
+            "",
+            "layout frame: the layout has no {{ content }}; add it where the template is to be inserted",
+        ),
+        (
+            &[("frame", "{{ content }}")],
+            "\n{% include 'x' %}",
+            "html, line 2, column 1: there is no partial \"x\"; create it first",
+        ),
         (
             &[("frame", "{{ content }}"), ("a", "{% include 'a' %}")],
             "{% include 'a' %}",
-            "partial a, line 1, column 1: the partial \"a\" includes itself",
+            "partial a, line 1, column 1: the partial \"a\" includes itself; remove the include",
         ),
         (
             &[("frame", "{% if a %}{{ content }}{% endif %}")],
             "{% endif %}",
-            "html, line 1, column 1: endif has no if before it",
+            "html, line 1, column 1: `endif` has no `if` before it",
         ),
         (
             &[("frame", "{{ content }}"), ("a", "{% if x %}")],
@@ -450,22 +458,22 @@ fn placeholders_are_listed_and_unknown_ones_are_warned_of() {
 #[test]
 fn a_mistake_is_told_with_its_place() {
     for (template, message) in [
-        ("a\n  {{ x|uper }}", "text, line 2, column 8: `uper` is no filter; the filters are"),
-        ("{% set x = 1 %}", "text, line 1, column 10: values are compared with == and not assigned"),
-        ("{% macro x() %}", "text, line 1, column 4: `macro` is no tag; the tags are if, elif"),
-        ("{% extends 'x' %}", "text, line 1, column 4: `extends` is no tag"),
-        ("{% import 'x' %}", "`import` is no tag"),
-        ("{% block x %}", "`block` is no tag"),
+        ("a\n  {{ x|uper }}", "text, line 2, column 8: `uper` is not a filter; allowed are"),
+        ("{% set x = 1 %}", "text, line 1, column 10: = is not allowed in a tag"),
+        ("{% macro x() %}", "text, line 1, column 4: `macro` is not a tag; allowed are if, elif"),
+        ("{% extends 'x' %}", "text, line 1, column 4: `extends` is not a tag"),
+        ("{% import 'x' %}", "`import` is not a tag"),
+        ("{% block x %}", "`block` is not a tag"),
         ("{%%}", "the tag is empty"),
         ("{% if x %}", "text, line 1, column 11: {% endif %} is missing"),
-        ("{% else %}", "else has no if or for"),
-        ("{% if a %}{% else %}{% elif b %}{% endif %}", "elif has no if"),
-        ("{% if a %}{% endfor %}", "endfor has no for"),
+        ("{% else %}", "`else` has no `if` or `for`"),
+        ("{% if a %}{% else %}{% elif b %}{% endif %}", "`elif` has no `if`"),
+        ("{% if a %}{% endfor %}", "`endfor` has no `for`"),
         ("{% for a %}", "{% for item in items %}"),
         ("{% for a, b in c %}", "{% for item in items %}"),
-        ("{% for a in b if c %}", "put an if inside"),
+        ("{% for a in b if c %}", "put an `if` inside"),
         ("{% include x %}", "in quotes"),
-        ("{% endif 1 %}", "nothing stands behind"),
+        ("{% endif 1 %}", "`endif` takes no arguments"),
         ("{{ 'a\\u12' }}", "text, line 1, column 1: "),
     ] {
         let told = problem(&text(template));
@@ -473,13 +481,16 @@ fn a_mistake_is_told_with_its_place() {
     }
     for (template, message) in [
         ("x\n{{ checkinDate|date('%Ö') }}", "text, line 2, column 1: filter date: "),
-        ("{{ guestName|number }}", "text, line 1, column 1: filter number: a number of at most 30 digits is needed"),
+        (
+            "{{ guestName|number }}",
+            "text, line 1, column 1: filter number: the value is not a number of at most 30 digits",
+        ),
         (
             "{% if bookingId > guestName %}{% endif %}",
             "a number can be compared only with a number, and a text only with a text",
         ),
-        ("{% for x in guestName %}{% endfor %}", "the tag for needs a list"),
-        ("{{ guestName|truncate }}", "the filter truncate takes 1 arguments, not 0"),
+        ("{% for x in guestName %}{% endfor %}", "the value of the tag `for` is not a list"),
+        ("{{ guestName|truncate }}", "the filter truncate got 0 arguments; it takes 1"),
     ] {
         let failure = render(&text(template), &event()).unwrap_err();
         assert_eq!(failure.code(), "template_failed");
@@ -487,7 +498,7 @@ fn a_mistake_is_told_with_its_place() {
     }
 }
 
-/// Each is stopped by a limit that does not depend on the clock.
+/// Each template is stopped by a limit that does not depend on the clock.
 #[test]
 fn a_hostile_template_is_stopped_by_its_limits() {
     let many = json!({"l": (0..2000).collect::<Vec<_>>(), "big": "<".repeat(200_000),
@@ -507,7 +518,7 @@ fn a_hostile_template_is_stopped_by_its_limits() {
         assert_eq!(limit(&text(&template), &many), cap, "{}", &template[..40.min(template.len())]);
     }
     assert_eq!(limit(&html("{{ amp }}"), &many), Cap::Output);
-    // Many texts of channel data share the limits of one rendering.
+    // All strings of channel data share the limits of one rendering.
     let data = Source { data: Some(vec![Value::from(loops("", 2)); 600].into()), ..source() };
     assert_eq!(limit(&data, &many), Cap::Steps);
 }
@@ -540,7 +551,8 @@ fn a_hostile_template_is_refused_when_it_is_compiled() {
 
 #[test]
 fn nothing_of_the_process_can_be_read() {
-    // Names of the engine, of the environment and of our own slots are names like any other: the payload has none.
+    // Names of the engine, of the environment and of our own slots are ordinary names, and the payload has no such
+    // fields.
     for name in [
         "PATH",
         "HOME",

@@ -1,52 +1,52 @@
-//! Turns the texts of a template into what the engine runs. Layout and partials are put in their places here, so the
-//! engine loads nothing; each tag is numbered, so that a message can say where it stands.
+//! Translates the parts of a template for the engine. Layout and partials are inserted here, so the engine never loads
+//! a file. Each tag gets a number, so that error messages can name its line and column.
 
 use super::expression::{Expression, Names, Read, expression};
 use super::lexer::{Fault, Kind, Piece, Tag, Token, pieces};
 use super::{Place, Problem, Source, Warning, limits};
 
-/// What a text becomes.
+/// The output form of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// Values are printed as they are.
+    /// Plain text: values are printed unchanged.
     Text,
-    /// Values are escaped.
+    /// HTML: values are escaped.
     Html,
 }
 
 /// A tag of a template.
 #[derive(Debug, Clone)]
 pub(super) struct TagInfo {
-    /// As it is written.
+    /// The tag as it is written in the template.
     pub(super) source: String,
     pub(super) place: Place,
     pub(super) reads: Vec<Read>,
 }
 
-/// A text for the engine.
+/// A part that is translated for the engine.
 #[derive(Debug, Default)]
 pub(super) struct Code {
     pub(super) text: String,
-    /// Where the tags are in it, in order: the byte and the number of the tag.
+    /// The tags in order: byte offset in the translated text, and number of the tag.
     pub(super) tags: Vec<(usize, usize)>,
 }
 
 impl Code {
-    /// The number of the tag that a byte belongs to.
+    /// The number of the tag at a byte offset.
     pub(super) fn tag_at(&self, byte: usize) -> Option<usize> {
         let behind = self.tags.partition_point(|(begin, _)| *begin <= byte);
         self.tags.get(behind.checked_sub(1)?).map(|(_, tag)| *tag)
     }
 }
 
-/// What is open in a text.
+/// An open block of a part.
 #[derive(Debug, PartialEq, Eq)]
 enum Open {
     If { branches: usize, ended: bool },
     For { ended: bool },
 }
 
-/// Translates all texts of one template.
+/// Translates all parts of one template.
 pub(super) struct Translator<'a> {
     source: &'a Source,
     pub(super) names: Names,
@@ -55,13 +55,13 @@ pub(super) struct Translator<'a> {
     code: Code,
     form: Form,
     open: Vec<Open>,
-    /// The partials around the present text.
+    /// The partials that include the current text, from the outside in.
     inside: Vec<String>,
-    /// The text that the layout holds, until it was put in.
+    /// The name and text of the part to insert at `{{ content }}`. `None` after it was inserted.
     content: Option<(&'a str, &'a str)>,
 }
 
-/// A text with its name, to say where something stands in it.
+/// The source text of a part with its name, for places in error messages.
 struct Text<'a> {
     part: &'a str,
     text: &'a str,
@@ -116,19 +116,23 @@ impl<'a> Translator<'a> {
     /// Translates HTML in its layout.
     pub(super) fn in_layout(&mut self, layout: &'a str, html: &'a str) -> Result<Code, Problem> {
         let Some(text) = self.source.parts.get(layout) else {
-            return Err(Problem::of_part("layout", format!("there is no layout {layout:?}")));
+            return Err(Problem::of_part("layout", format!("there is no layout {layout:?}; create it first")));
         };
         self.form = Form::Html;
         self.content = Some(("html", html));
         let name = format!("layout {layout}");
         self.text(&name, text)?;
         if self.content.take().is_some() {
-            return Err(Problem::of_part(name, "the layout has no {{ content }}, where the template is put in"));
+            return Err(Problem::of_part(
+                name,
+                "the layout has no {{ content }}; add it where the template is to be inserted",
+            ));
         }
         Ok(std::mem::take(&mut self.code))
     }
 
-    /// Translates a text that is nothing but `{{ name|json }}`: the value itself is inserted. `None`: it is another.
+    /// Translates a string that consists of `{{ name|json }}`: the value itself is inserted. `None` for any other
+    /// string.
     pub(super) fn inserted(&mut self, part: &str, text: &'a str) -> Result<Option<Code>, Problem> {
         let it = Text::new(part, text);
         let all = pieces(text).map_err(|fault| it.problem(fault))?;
@@ -170,13 +174,15 @@ impl<'a> Translator<'a> {
         let too_long = self.code.text.len() > limits::EXPANDED_BYTES;
         if too_long || self.tags.len() > limits::TAGS {
             let (bytes, tags) = (limits::EXPANDED_BYTES, limits::TAGS);
-            let message = format!("with its layout and partials a part has at most {bytes} bytes and {tags} tags");
+            let message = format!(
+                "the part is too large; with its layout and partials, at most {bytes} bytes and {tags} tags are allowed"
+            );
             return Err(Problem::of_part(it.part, message));
         }
         Ok(())
     }
 
-    /// Text that the engine must not take for a tag, whatever follows it.
+    /// Writes text so that the engine does not read it as a tag, regardless of the text that follows.
     fn literal(&mut self, text: &str) {
         let bytes = text.as_bytes();
         for (i, c) in text.char_indices() {
@@ -185,7 +191,7 @@ impl<'a> Translator<'a> {
         }
     }
 
-    /// Text in the place of a block tag, with that tag's whitespace control.
+    /// Writes text in place of a block tag, with that tag's whitespace control.
     fn block(
         &mut self,
         left: &str,
@@ -209,12 +215,12 @@ impl<'a> Translator<'a> {
         for (i, token) in tokens.iter().enumerate().skip(1) {
             let filter = tokens[i - 1].is("|");
             if filter && token.is("nl2br") && self.form == Form::Text {
-                return Err(it.problem_at(token.at, "the filter nl2br is for html only"));
+                return Err(it.problem_at(token.at, "the filter nl2br is not allowed here; it is allowed in html only"));
             }
             if filter && token.is("safe") && self.form == Form::Html {
                 self.warn(
                     it.place(token.at),
-                    "the filter safe prints the value unescaped: it must not come from people",
+                    "the filter safe prints the value without escaping; use it only for values that no user can enter",
                 );
             }
         }
@@ -256,7 +262,7 @@ impl<'a> Translator<'a> {
 
     fn statement(&mut self, it: &Text<'_>, tag: &Tag<'_>, outside: usize) -> Result<(), Problem> {
         let Some((word, rest)) = tag.tokens.split_first() else {
-            return Err(it.problem_at(tag.at, "the tag is empty"));
+            return Err(it.problem_at(tag.at, "the tag is empty; write a name or a keyword in it"));
         };
         let end = tag.at + tag.source.len() - 2;
         match word.text {
@@ -274,20 +280,20 @@ impl<'a> Translator<'a> {
             "include" => self.include(it, tag, rest)?,
             "else" | "endif" | "endfor" => {
                 if let Some(more) = rest.first() {
-                    return Err(it.problem_at(more.at, format!("nothing stands behind {}", word.text)));
+                    return Err(it.problem_at(more.at, format!("`{}` takes no arguments; remove them", word.text)));
                 }
                 self.close(word.text, outside).map_err(|message| it.problem_at(tag.at, message))?;
                 self.emit(it, tag, Expression::default(), |_| word.text.to_owned());
             }
             other => {
                 let known = "if, elif, else, endif, for, endfor, include, raw, endraw";
-                return Err(it.problem_at(word.at, format!("`{other}` is no tag; the tags are {known}")));
+                return Err(it.problem_at(word.at, format!("`{other}` is not a tag; allowed are {known}")));
             }
         }
         Ok(())
     }
 
-    /// What was opened last in the present text; what is open outside of it belongs to another.
+    /// The innermost open block of the current text. Blocks before index `outside` belong to the text that includes it.
     fn innermost(&mut self, outside: usize) -> Option<&mut Open> {
         self.open.get_mut(outside..).and_then(<[Open]>::last_mut)
     }
@@ -298,12 +304,12 @@ impl<'a> Translator<'a> {
                 *branches += 1;
                 Ok(())
             }
-            Some(Open::If { ended: false, .. }) => Err(format!("an if has at most {} branches", limits::BRANCHES)),
-            _ => Err("elif has no if before it".to_owned()),
+            Some(Open::If { ended: false, .. }) => Err(format!("the `if` has more than {} branches", limits::BRANCHES)),
+            _ => Err("`elif` has no `if` before it".to_owned()),
         }
     }
 
-    /// Takes `else`, `endif` or `endfor`. The variable of a loop ends with its items: `else` does not see it.
+    /// Handles `else`, `endif` or `endfor`. The variable of a loop is not available in the loop's `else`.
     fn close(&mut self, word: &str, outside: usize) -> Result<(), &'static str> {
         let in_items = match (word, self.innermost(outside)) {
             ("else", Some(Open::If { ended, .. })) if !*ended => {
@@ -317,9 +323,9 @@ impl<'a> Translator<'a> {
             }
             ("endif", Some(Open::If { .. })) => false,
             ("endfor", Some(Open::For { ended })) => !*ended,
-            ("else", _) => return Err("else has no if or for before it"),
-            ("endif", _) => return Err("endif has no if before it"),
-            _ => return Err("endfor has no for before it"),
+            ("else", _) => return Err("`else` has no `if` or `for` before it"),
+            ("endif", _) => return Err("`endif` has no `if` before it"),
+            _ => return Err("`endfor` has no `for` before it"),
         };
         if in_items {
             self.names.end_loop();
@@ -336,7 +342,10 @@ impl<'a> Translator<'a> {
 
     fn check_depth(&self, it: &Text<'_>, tag: &Tag<'_>) -> Result<(), Problem> {
         if self.open.len() + self.inside.len() >= limits::DEPTH {
-            let message = format!("if, for and include are nested more than {} levels deep", limits::DEPTH);
+            let message = format!(
+                "`if`, `for` and `include` are nested more than {0} levels deep; at most {0} are allowed",
+                limits::DEPTH
+            );
             return Err(it.problem_at(tag.at, message));
         }
         Ok(())
@@ -350,13 +359,13 @@ impl<'a> Translator<'a> {
 
     fn begin_for(&mut self, it: &Text<'_>, tag: &Tag<'_>, rest: &[Token<'_>], end: usize) -> Result<(), Problem> {
         let [variable, word, list @ ..] = rest else {
-            return Err(it.problem_at(tag.at, "a loop is written {% for item in items %}"));
+            return Err(it.problem_at(tag.at, "the `for` tag is malformed; write {% for item in items %}"));
         };
         if variable.kind != Kind::Name || !word.is("in") || super::flat_name(variable.text).is_empty() {
-            return Err(it.problem_at(tag.at, "a loop is written {% for item in items %}"));
+            return Err(it.problem_at(tag.at, "the `for` tag is malformed; write {% for item in items %}"));
         }
         if list.iter().any(|token| token.is("if")) {
-            return Err(it.problem_at(tag.at, "a loop takes no condition; put an if inside it"));
+            return Err(it.problem_at(tag.at, "the `for` tag has a condition; put an `if` inside the loop instead"));
         }
         let value = self.expression(it, list, end)?;
         self.open(it, tag, Open::For { ended: false })?;
@@ -368,14 +377,17 @@ impl<'a> Translator<'a> {
 
     fn include(&mut self, it: &Text<'_>, tag: &Tag<'_>, rest: &[Token<'_>]) -> Result<(), Problem> {
         let [Token { kind: Kind::Text, text: name, .. }] = rest else {
-            return Err(it.problem_at(tag.at, "a partial is included by its name in quotes: {% include \"footer\" %}"));
+            return Err(it.problem_at(
+                tag.at,
+                "`include` needs the name of one partial in quotes, such as {% include \"footer\" %}",
+            ));
         };
         let name = &name[1..name.len() - 1];
         let Some(text) = self.source.parts.get(name) else {
-            return Err(it.problem_at(tag.at, format!("there is no partial {name:?}")));
+            return Err(it.problem_at(tag.at, format!("there is no partial {name:?}; create it first")));
         };
         if self.inside.iter().any(|outer| outer == name) {
-            return Err(it.problem_at(tag.at, format!("the partial {name:?} includes itself")));
+            return Err(it.problem_at(tag.at, format!("the partial {name:?} includes itself; remove the include")));
         }
         self.check_depth(it, tag)?;
         self.inside.push(name.to_owned());
@@ -385,15 +397,16 @@ impl<'a> Translator<'a> {
     }
 }
 
-/// Why no value may stand behind this HTML: escaping would not keep it in its place.
+/// The reason why no value may follow this HTML: escaping would not be enough there. `None` if a value is allowed.
 fn unsafe_place(before: &str, has_scripts: bool) -> Option<&'static str> {
     if before.trim_end().ends_with('=') && before.rfind('<') > before.rfind('>') {
-        return Some("put the value of an attribute in quotes");
+        return Some("the value of an attribute is not in quotes; put it in quotes");
     }
-    (has_scripts && last(before, "<script") > last(before, "</script")).then_some("no value may stand in a script")
+    (has_scripts && last(before, "<script") > last(before, "</script"))
+        .then_some("a placeholder is not allowed inside a script")
 }
 
-/// Where a word begins the last time, in upper or lower case.
+/// The byte offset of the last occurrence of a word. Upper and lower case are the same.
 fn last(text: &str, word: &str) -> Option<usize> {
     text.as_bytes().windows(word.len()).rposition(|at| at.eq_ignore_ascii_case(word.as_bytes()))
 }

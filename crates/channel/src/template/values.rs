@@ -1,5 +1,5 @@
-//! Values as the engine holds them: numbers keep their digits, dates know that they are dates, and fields of objects
-//! are found under any spelling.
+//! Values in the engine: numbers keep their digits, dates are recognized, and fields of objects are found under any
+//! spelling.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::dates::{Manner, Moment};
 use super::numbers::Decimal;
 use super::payload::Node;
 
-/// A value of the payload that is no plain value of the engine.
+/// A value of the payload that the engine has no type for.
 #[derive(Debug)]
 pub(super) struct Held {
     node: Node,
@@ -19,7 +19,7 @@ pub(super) struct Held {
     manner: Arc<Manner>,
 }
 
-/// A node as a value of the engine. A null is undefined: it is missing.
+/// Converts a node to a value of the engine. A null becomes undefined, which counts as missing.
 pub(super) fn value(node: &Node, manner: &Arc<Manner>) -> Value {
     let held = |moment| Value::from_object(Held { node: node.clone(), moment, manner: Arc::clone(manner) });
     match node {
@@ -72,7 +72,7 @@ impl Object for Held {
     }
 
     fn render(self: &Arc<Self>, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The engine prints nothing by itself: `filters::shown` does, with its limits.
+        // The engine never prints a value itself: `filters::shown` prints it, with its limits.
         f.write_str("")
     }
 }
@@ -81,7 +81,7 @@ fn held(value: &Value) -> Option<&Held> {
     value.downcast_object_ref::<Held>()
 }
 
-/// The date that a value is: of the payload, or a text that is one.
+/// Reads a value as a date or time. `None` if it is neither.
 pub(super) fn moment(value: &Value) -> Option<Moment> {
     match held(value) {
         Some(held) => held.moment,
@@ -89,7 +89,7 @@ pub(super) fn moment(value: &Value) -> Option<Moment> {
     }
 }
 
-/// The number that a value is, also as text.
+/// Reads a value as a number. A string that contains a number counts as a number.
 pub(super) fn decimal(value: &Value) -> Option<Decimal> {
     match held(value) {
         Some(Held { node: Node::Number(digits), .. }) => Decimal::read(digits),
@@ -107,7 +107,7 @@ pub(super) fn items(value: &Value) -> Option<Vec<Value>> {
     }
 }
 
-/// How many items or characters a value has.
+/// The number of items or characters of a value.
 pub(super) fn length(of: &Value) -> Option<usize> {
     match held(of).map(|held| &held.node) {
         Some(Node::List(items)) => Some(items.len()),
@@ -118,7 +118,7 @@ pub(super) fn length(of: &Value) -> Option<usize> {
     }
 }
 
-/// The text of a value as it was enqueued. `None` for lists and objects.
+/// The text of a value as in the payload. `None` for lists and objects.
 pub(super) fn plain(value: &Value) -> Option<String> {
     if let Some(held) = held(value) {
         return match &held.node {
@@ -134,7 +134,7 @@ pub(super) fn plain(value: &Value) -> Option<String> {
 }
 
 /// The text of a value for readers: dates in the format of the template, lists with commas, objects as JSON. Stops
-/// when it is longer than `limit` bytes.
+/// when the text is longer than `limit` bytes.
 pub(super) fn shown(of: &Value, limit: usize) -> Result<String, String> {
     if let Some(Held { moment: Some(moment), manner, .. }) = held(of) {
         return manner.date(*moment);
@@ -160,7 +160,7 @@ pub(super) fn shown(of: &Value, limit: usize) -> Result<String, String> {
     Ok(all)
 }
 
-/// Writes a value as JSON, as it was enqueued. Stops when it is longer than `limit` bytes.
+/// Writes a value as JSON, as in the payload. Stops when `out` is longer than `limit` bytes.
 pub(super) fn write_json(of: &Value, out: &mut String, limit: usize) {
     if let Some(held) = held(of) {
         return write_node(&held.node, out, limit);
@@ -216,13 +216,13 @@ fn write_list<'a, T: 'a>(
     out.push(']');
 }
 
-/// A text as JSON.
+/// Writes a string as a JSON string.
 pub(super) fn json_text(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// Compares two values: texts and dates as texts, numbers as numbers, also with a text that is a number. `None`: they
-/// cannot be compared.
+/// Compares two values: strings and dates as strings, numbers as numbers. A string that contains a number can be
+/// compared with a number. `None` if the values cannot be compared.
 pub(super) fn compare(left: &Value, right: &Value) -> Option<Ordering> {
     if left.kind() == ValueKind::Bool && right.kind() == ValueKind::Bool {
         return Some(left.is_true().cmp(&right.is_true()));

@@ -1,4 +1,4 @@
-//! For `rusqlite` connections and transactions on the application's own database file.
+//! Functions for `rusqlite` connections and transactions on the application's own database file.
 
 use ::rusqlite::{Connection, Error as SqliteError, params_from_iter};
 use uuid::Uuid;

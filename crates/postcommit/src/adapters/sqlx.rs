@@ -1,10 +1,10 @@
-//! For `sqlx` connections and transactions on PostgreSQL and SQLite.
+//! Functions for `sqlx` connections and transactions on PostgreSQL and SQLite.
 //!
 //! Up to sqlx 0.9.0 a `PgPool::begin()` whose future is dropped half-way (a timeout, a `select!`) returns a connection
 //! to the pool that is still inside a transaction. The next user of that connection then loses writes that were
 //! reported as committed. Call `begin()` in a task of its own, or give the pool an `after_release` hook that issues
-//! `ROLLBACK`, as `examples/sqlx_postgres.rs` does. SQLite pools need no hook, because there sqlx rolls such a `BEGIN`
-//! back itself.
+//! `ROLLBACK`, as `examples/sqlx_postgres.rs` does. SQLite pools need no hook, because sqlx itself rolls back such a
+//! `BEGIN` on SQLite.
 
 use ::sqlx::Error as SqlxError;
 

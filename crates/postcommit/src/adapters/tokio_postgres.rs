@@ -1,4 +1,4 @@
-//! For `tokio_postgres` clients and transactions (and those of `deadpool-postgres`, which deref to them).
+//! Functions for `tokio_postgres` clients and transactions, and for those of `deadpool-postgres`, which deref to them.
 
 use std::slice;
 

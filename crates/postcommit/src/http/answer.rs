@@ -129,7 +129,7 @@ impl Error {
     }
 }
 
-/// Makes a text of the server fit for an error message: one line, at most 300 characters.
+/// Shortens a text of the server for an error message: one line, at most 300 characters.
 fn shortened(text: &str) -> String {
     text.chars().take(300).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -1,4 +1,4 @@
-//! Connections to the server of a client: opened when needed, kept for the next call.
+//! The connections of a client: opened when they are needed, and kept for the next call.
 
 use std::error::Error as StdError;
 use std::io;
@@ -22,11 +22,11 @@ use super::answer::Answer;
 use super::repeat::Unsettled;
 use crate::Error;
 
-/// The most bytes of a response body that are read. A longer body is an error.
+/// The maximum number of bytes of a response body. A longer body is an error.
 pub const ANSWER_BYTES: usize = 4 * 1024 * 1024;
-/// The most bytes of a response's head.
+/// The maximum number of bytes of a response's head.
 const HEAD_BYTES: usize = 64 * 1024;
-/// The most idle connections that are kept.
+/// The maximum number of idle connections.
 const IDLE: usize = 8;
 
 type Sender = SendRequest<Full<Bytes>>;
@@ -43,12 +43,13 @@ pub(super) struct Connections {
 struct Tls {
     name: ServerName<'static>,
     roots: Vec<CertificateDer<'static>>,
-    /// Built for the first connection, because reading the system's root certificates takes files and milliseconds.
+    /// The TLS connector. It is built for the first connection, because reading the system's root certificates takes
+    /// milliseconds.
     connector: OnceCell<TlsConnector>,
 }
 
 impl Connections {
-    /// Connects to the server of `uri` when first used; `roots` is PEM.
+    /// Creates the connections to the server of `uri`, without opening one. `roots` is PEM.
     pub(super) fn new(uri: &Uri, timeout: Duration, roots: &[u8]) -> Result<Self, Error> {
         let secure = uri.scheme_str() == Some("https");
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
@@ -57,7 +58,7 @@ impl Connections {
         Ok(Self { host, port, tls, timeout, idle: Mutex::default() })
     }
 
-    /// Makes one try. After an error it is not known whether the request arrived.
+    /// Makes one try. After an error, the request may have arrived or not.
     pub(super) async fn exchange(&self, request: Request<Bytes>) -> Result<Answer, Unsettled> {
         let tried = tokio::time::timeout(self.timeout, self.try_exchange(request)).await;
         tried.unwrap_or_else(|_| Err(Unsettled::new(format!("no answer within {} ms", self.timeout.as_millis()))))
@@ -106,7 +107,7 @@ impl Connections {
 
     async fn open(&self) -> io::Result<Sender> {
         let tcp = TcpStream::connect((self.host.as_str(), self.port)).await?;
-        // Without this, small requests would wait for acknowledgements. A failure to set it is harmless.
+        // Without TCP_NODELAY, small requests would wait for acknowledgements. A failure to set it is harmless.
         let _ = tcp.set_nodelay(true);
         match &self.tls {
             Some(tls) => handshake(tls.connect(tcp).await?).await,
@@ -145,7 +146,7 @@ impl Tls {
     }
 }
 
-/// TLS 1.2 and 1.3, HTTP/1.1 only. Trusts the system's root certificates and `extra`.
+/// Builds a connector for TLS 1.2 and 1.3 and HTTP/1.1. It trusts the system's root certificates and `extra`.
 async fn connector(extra: Vec<CertificateDer<'static>>) -> io::Result<TlsConnector> {
     let system = tokio::task::spawn_blocking(rustls_native_certs::load_native_certs).await?;
     let mut roots = RootCertStore::empty();

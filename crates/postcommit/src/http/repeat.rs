@@ -6,21 +6,20 @@ use uuid::Uuid;
 
 use crate::Error;
 
-/// How often a request is repeated after its first try, unless [`Builder::repeats`](super::Builder::repeats) says
-/// otherwise.
+/// The default maximum number of repeats after the first try. [`Builder::repeats`](super::Builder::repeats) changes it.
 pub const REPEATS: u32 = 4;
-/// The longest wait between two tries. When the server asks for a longer one, the request is not repeated.
+/// The longest wait between two tries. If the server asks for a longer wait, the request is not repeated.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 const MOST_REPEATS: u32 = 10;
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 
-/// A try after which it is not known whether the request took effect.
+/// A failed try. The request may have taken effect or not.
 #[derive(Debug)]
 pub(super) struct Unsettled {
-    /// What went wrong.
+    /// A description of the failure.
     pub(super) problem: String,
-    /// The wait that the server asks for.
+    /// The wait that the server asked for.
     pub(super) after: Option<Duration>,
 }
 
@@ -59,7 +58,7 @@ impl Repeats {
         }
         let wait = FIRST_WAIT * 2_u32.saturating_pow(self.made);
         self.made += 1;
-        // Jitter, so that many clients that failed together do not repeat together.
+        // The wait has a jitter, so that many clients that failed together do not repeat together.
         let chance = u32::from(Uuid::new_v4().as_bytes()[0]);
         let wait = wait.min(LONGEST_WAIT) * (128 + chance / 2) / 256;
         Ok(last.after.map_or(wait, |asked| asked.max(if asked.is_zero() { asked } else { wait })))

@@ -14,7 +14,7 @@ use crate::auth::Administrator;
 use crate::problem::Problem;
 use crate::read::check_lengths;
 
-/// Which entries.
+/// The filter of audit entries.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]

@@ -1,4 +1,4 @@
-//! The content settings of a tenant: what its templates have in common.
+//! The content settings of a tenant, which all its templates share.
 
 use axum::Json;
 use axum::extract::State;
@@ -20,22 +20,22 @@ use crate::templates::layouts::{Effect, SettingsChange};
 /// The content settings of a tenant.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ShownContent {
-    /// Its tenant.
+    /// The name of the tenant.
     tenant: String,
-    /// The language of users without one.
+    /// The language of users without a language.
     language: Option<String>,
     /// The time zone in which templates write times.
     time_zone: String,
-    /// How a bare date is written, by strftime.
+    /// The format of dates without a format of their own, as a strftime pattern.
     date_format: String,
-    /// What a placeholder without a value becomes.
+    /// The treatment of placeholders without a value.
     missing: Missing,
     /// Values that templates read as `brand.name`.
     #[schema(value_type = Object)]
     brand: Value,
-    /// Counts changes; 0: nothing was ever set.
+    /// The number of changes so far. 0 means that the settings were never changed.
     revision: i32,
-    /// When they were last changed.
+    /// The time of the last change.
     updated_at: Option<Timestamp>,
 }
 
@@ -53,53 +53,53 @@ pub async fn get_content(State(app): State<AppState>, Reader(caller): Reader) ->
     Ok(Json(shown(&caller.store_of_one(&app), &caller).await?))
 }
 
-/// What to change. A field that is left out keeps its value.
+/// The content settings to change. Omitted fields keep their values.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ContentChange {
-    /// Change them only if they still have this revision. Without one, the change applies to their present state.
+    /// Change the settings only if they still have this revision. Without it, the change applies to any revision.
     #[schema(minimum = 0)]
     revision: Option<i32>,
-    /// The language of users without one, e.g. `en` or `pt-BR`; `null` removes it.
+    /// The language of users without a language, e.g. `en` or `pt-BR`. `null` removes it.
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<String>, max_length = 35, pattern = "^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8}){0,3}$")]
     language: Option<Option<String>>,
     /// The time zone in which templates write times, e.g. `Asia/Kolkata`.
     #[schema(min_length = 1, max_length = 63)]
     time_zone: Option<String>,
-    /// How a bare date is written, by strftime.
+    /// The format of dates without a format of their own, as a strftime pattern.
     #[schema(min_length = 1, max_length = 63)]
     date_format: Option<String>,
-    /// What a placeholder without a value becomes.
+    /// The treatment of placeholders without a value.
     missing: Option<Missing>,
-    /// Values that templates read as `brand.name`. They replace all of the present ones.
+    /// Values that templates read as `brand.name`. They replace all current values.
     #[schema(value_type = Option<Object>)]
     brand: Option<Map<String, Value>>,
-    /// Write nothing. The answer lists the templates that would get a new version.
+    /// Whether to write nothing and only list the templates that would get a new version.
     #[serde(default)]
     dry_run: bool,
 }
 
-/// What a change of the content settings did, or would do.
+/// The effect of a change of the content settings, or of a dry run.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct SavedContent {
-    /// The settings as they are now.
+    /// The settings after the change.
     settings: ShownContent,
-    /// Whether something was written, or would be.
+    /// Whether the change wrote something, or would write something.
     changed: bool,
     /// The templates that get a new version.
     templates: Vec<String>,
-    /// Notifications of their event types that are not expanded yet: the change counts for them.
+    /// The number of notifications of their event types that are not expanded yet. They will use the new versions.
     waiting: i64,
     /// Whether `waiting` is exact. If not, there may be more.
     waiting_is_exact: bool,
 }
 
-/// Changes the content settings, and creates a new version of each template that follows them: a template that has the
+/// Changes the content settings, and creates a new version of each template that uses them: a template that has the
 /// same value as the settings before the change, or that uses brand values. With `dry_run` the answer only lists these
 /// templates.
 #[utoipa::path(patch, path = "/v1/content", tag = "content", security(("key" = ["edit"])), params(TenantQuery), request_body = ContentChange,
-    responses((status = 200, description = "The settings after the change, and the templates that follow them", body = SavedContent), ProblemResponses))]
+    responses((status = 200, description = "The settings after the change, and the templates that use them", body = SavedContent), ProblemResponses))]
 pub async fn update_content(
     State(app): State<AppState>,
     Editor(caller): Editor,

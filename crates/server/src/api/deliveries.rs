@@ -1,4 +1,4 @@
-//! Deliveries: list, show, retry, discard; by id, or by filter as a job.
+//! Deliveries: list, show, retry and discard; by id, or by filter as a job.
 
 mod query;
 
@@ -64,7 +64,7 @@ pub async fn get_delivery(
     Ok(Json(DeliveryStory { delivery, attempt_log }))
 }
 
-/// Full addresses are shown to callers that may act on deliveries, if they ask.
+/// Whether full addresses are shown: the caller asked for them and has the scope `operate`.
 fn shows_addresses(caller: &Caller, asked: Option<bool>) -> bool {
     asked == Some(true) && caller.scopes().allows(Scope::Operate)
 }
@@ -76,9 +76,9 @@ async fn find(store: &Store, caller: &Caller, id: DeliveryId) -> Result<Delivery
 /// The result for one delivery.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct DeliveryDone {
-    /// `{notification}.{n}`.
+    /// The id of the delivery: `{notification}.{n}`.
     id: String,
-    /// The present state of the delivery.
+    /// The current state of the delivery.
     state: String,
 }
 
@@ -114,7 +114,7 @@ fn unclear_needed(reason: Option<&str>) -> Problem {
     Problem::new(ProblemKind::StateConflict, detail).about("unclear")
 }
 
-/// How to retry one delivery.
+/// The options of a retry of one delivery.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RetryRequest {
@@ -165,16 +165,16 @@ pub async fn mark_delivery_delivered(
                 "only a delivery that was sent, or that is parked as outcome_unknown, can be marked as delivered";
             Err(Problem::new(ProblemKind::StateConflict, format!("the delivery is {state}{reason}; {allowed}")))
         }
-        // Only a retry asks for consent.
+        // `Unclear` cannot happen here, because only a retry asks for consent.
         Acted::Unclear { .. } | Acted::NotFound => Err(Problem::not_found("delivery")),
     }
 }
 
-/// Deliveries by their ids, answered immediately; or all deliveries that match a filter, as a job.
+/// The deliveries to act on: by ids, which are processed immediately, or by a filter, which creates a job.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ActRequest {
-    /// Up to 1,000 ids.
+    /// The ids of up to 1,000 deliveries.
     #[schema(min_items = 1, max_items = 1000)]
     ids: Option<Vec<String>>,
     /// All parked deliveries that match now; deliveries that are parked later are not changed. The filter needs at
@@ -195,7 +195,7 @@ pub struct ActRequest {
     dry_run: bool,
 }
 
-/// How many deliveries a filter matches now.
+/// The number of deliveries that a filter matches now.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct MatchCount {
     /// The requested action.
@@ -217,7 +217,7 @@ pub enum ActAnswer {
 /// The results by id.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ActResults {
-    /// How many deliveries were changed.
+    /// The number of deliveries that were changed.
     done: usize,
     /// One result for each id, in the order of `ids`.
     results: Vec<ActResult>,
@@ -231,7 +231,7 @@ pub struct ActResult {
     /// `done`, `refused`, `not_found`, or `unclear`: the delivery may have arrived, and the request had no `"unclear":
     /// true`.
     result: &'static str,
-    /// The present state of the delivery.
+    /// The current state of the delivery.
     #[serde(skip_serializing_if = "Option::is_none")]
     state: Option<String>,
 }
@@ -243,8 +243,8 @@ impl ActResult {
     }
 }
 
-/// Retries deliveries by their ids, or all deliveries that match a filter: parked ones from the beginning, or with
-/// `"state": "retrying"` those that wait for their next attempt, which become due now.
+/// Retries deliveries by their ids, or all deliveries that match a filter. Parked deliveries start a new round of
+/// attempts. With `"state": "retrying"`, deliveries that wait for their next attempt become due now.
 #[utoipa::path(post, path = "/v1/deliveries/retry", tag = "deliveries", security(("key" = ["operate"])), params(TenantQuery), request_body = ActRequest,
     responses((status = 200, description = "By ids: one result for each id. With `dry_run`: the number of matching deliveries", body = ActAnswer), (status = 202, description = "By filter: the job that was created", body = Job), ProblemResponses))]
 pub async fn retry_deliveries(
@@ -272,14 +272,16 @@ async fn act_on_many(app: &AppState, caller: &Caller, many: ActRequest, act: Act
         return Err(Problem::invalid("pace_per_s", format!("is {pace}; 1 to {PACE_MOST} are allowed")));
     }
     match (many.ids, many.filter) {
-        (Some(_), None) if many.dry_run => Err(Problem::invalid("dry_run", "is only allowed together with filter")),
+        (Some(_), None) if many.dry_run => {
+            Err(Problem::invalid("dry_run", "is only allowed together with filter; omit it"))
+        }
         (Some(ids), None) => {
             let results = act_on_ids(&store, caller, &ids, act, many.unclear).await?;
             Ok(Json(ActAnswer::Results(results)).into_response())
         }
         (None, Some(filter)) => {
             if filter.full.is_some() {
-                return Err(Problem::invalid("filter.full", "is only allowed in a list"));
+                return Err(Problem::invalid("filter.full", "is only allowed in a list; omit it"));
             }
             let filter = filter.filter(app.stuck_after).map_err(|problem| problem.within("filter"))?;
             let draft = acts::job(act, filter, many.unclear, many.pace_per_s).map_err(refused)?;
@@ -290,7 +292,7 @@ async fn act_on_many(app: &AppState, caller: &Caller, many: ActRequest, act: Act
             let job = store.create_job(Some(caller.tenant()), &draft).await?;
             Ok((StatusCode::ACCEPTED, Json(job)).into_response())
         }
-        _ => Err(Problem::invalid("ids", "give either ids or a filter, and not both")),
+        _ => Err(Problem::invalid("ids", "either ids or filter must be given, and not both")),
     }
 }
 
@@ -310,7 +312,7 @@ async fn act_on_ids(
     Ok(ActResults { done: results.iter().filter(|one| one.result == "done").count(), results })
 }
 
-/// Names the field of the filter.
+/// Converts the error to a problem that names the field of the filter.
 fn refused(error: FilterError) -> Problem {
     match error {
         FilterError::NotParked(_) | FilterError::NotRetriable(_) => Problem::invalid("filter.state", error.to_string()),

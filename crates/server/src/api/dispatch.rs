@@ -1,4 +1,4 @@
-//! One bounded pass, for cron and `pg_cron` (B9).
+//! Sends due deliveries in one pass of limited duration, for cron and `pg_cron` (B9).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use crate::auth::Ops;
 use crate::problem::{Problem, ProblemKind};
 use crate::read::Params;
 
-/// Longest time a pass may claim for, in seconds.
+/// The longest time for which a pass may claim deliveries, in seconds.
 const SECONDS_MAX: u64 = 300;
 
-/// How long to claim.
+/// The duration of a pass.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -28,7 +28,7 @@ pub struct PassQuery {
     seconds: Option<u64>,
 }
 
-/// How many deliveries the pass handled, by result.
+/// The number of deliveries that the pass processed, by result.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct PassResult {
     /// Deliveries that were sent or delivered.
@@ -39,13 +39,13 @@ pub struct PassResult {
     parked: u64,
     /// Deliveries that had expired, were cancelled or were skipped.
     dropped: u64,
-    /// The time was over before all due deliveries were claimed: call again.
+    /// Whether the time ended before all due deliveries were claimed. If true, repeat the request.
     more: bool,
 }
 
 /// Sends the deliveries that are due now, and answers when the pass has ended.
 ///
-/// It is safe to repeat the request and to send it from many machines: no delivery is sent twice by it. One pass runs
+/// The request can be repeated and sent from many machines safely: no delivery is sent twice by it. One pass runs
 /// at a time. While another pass runs in any process, the answer is 409 and nothing is claimed. A killed pass blocks
 /// other passes for at most 30 seconds.
 #[utoipa::path(post, path = "/v1/dispatch", tag = "dispatch", security(("key" = ["ops"])), params(PassQuery),
@@ -64,7 +64,7 @@ pub async fn dispatch(
     };
     let mut dispatcher = Dispatcher::new(app.tools.clone()).await?;
     let tally = dispatcher.tally();
-    // In its own task: a client that hangs up must not cancel sends under way.
+    // The pass runs in its own task, so that a client that disconnects does not cancel running sends.
     let passing = tokio::spawn(async move {
         let _alone = alone;
         dispatcher.pass_alone(Duration::from_secs(seconds)).await

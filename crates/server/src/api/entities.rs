@@ -1,4 +1,4 @@
-//! Everything about one entity, such as a booking.
+//! The deliveries about one entity, such as a booking: list, resend and cancel.
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -33,7 +33,7 @@ pub async fn list_entity_deliveries(
     Ok(Json(Listing::walked(caller.store(&app).entity_rows(caller.tenant(), &entity, before, page.limit()).await?)))
 }
 
-/// Which notification to send again, and to which recipient.
+/// The notification to send again, and its recipient.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResendRequest {
@@ -43,13 +43,14 @@ pub struct ResendRequest {
     /// Copy only a notification of this event type. Default: any event type.
     #[schema(min_length = 1, max_length = 255)]
     event_type: Option<String>,
-    /// Send the present text of this template, with the newest event of the entity. Default: a copy of what was sent.
+    /// Send the current text of this template, with the newest event of the entity. Default: a copy of the text that
+    /// was sent.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
     template: Option<String>,
     /// Send to this recipient. Default: the recipients of the original.
     #[schema(value_type = Option<To>)]
     recipient: Option<Recipient>,
-    /// A second request with the same id sends nothing. Without an id, every request sends.
+    /// The id of this request. A second request with the same id sends nothing. Without an id, every request sends.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
     request_id: Option<String>,
 }
@@ -57,10 +58,10 @@ pub struct ResendRequest {
 /// Sends the last notification of an entity over a channel again, to the same recipients or to another one.
 ///
 /// If nothing was sent over that channel, the newest notification of the entity is sent over it: to its recipients that
-/// have an address on the channel, or to `recipient`. It must have a title, a body or data for the channel, or its event
-/// type an active template for it.
+/// have an address on the channel, or to `recipient`. That notification must have a title, a body or data for the
+/// channel, or its event type must have an active template for the channel.
 ///
-/// With `template`, the present text of that template is sent, with the newest event of its event type.
+/// With `template`, the current text of that template is sent, with the newest event of its event type.
 ///
 /// The copy is a new notification with the key `manual:{entity}:{channel}:{template}:{request_id}`. The original is not
 /// changed, and both are listed for the entity. The history of the copy names the actor.
@@ -90,7 +91,7 @@ pub async fn resend_entity(
     Ok(enqueued(&accepted).map_err(|conflict| conflict.about("request_id"))?.into_response())
 }
 
-/// Which deliveries to cancel.
+/// The deliveries to cancel.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CancelRequest {

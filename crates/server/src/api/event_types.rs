@@ -16,7 +16,7 @@ use crate::auth::{Editor, Reader};
 use crate::problem::Problem;
 use crate::read::{Body, Id, Params, given};
 
-/// Declared event types by name.
+/// Lists declared event types, ordered by name.
 #[utoipa::path(get, path = "/v1/event-types", tag = "event types", security(("key" = ["read"])), params(PageQuery, TenantQuery),
     responses((status = 200, description = "A page", body = Listing<EventTypeRow>), ProblemResponses))]
 pub async fn list_event_types(
@@ -29,26 +29,27 @@ pub async fn list_event_types(
     Ok(Json(Listing::of(rows, page.limit(), |row| (row.tenant_id, row.name.clone()))))
 }
 
-/// An event type to be declared.
+/// The declaration of an event type.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewEventType {
-    /// The event type, as in notifications: no control characters, and no `.` or `..` as the whole name or between slashes.
+    /// The name of the event type, as in notifications: no control characters, and no `.` or `..` as the whole name or
+    /// between slashes.
     #[schema(min_length = 1, max_length = 255, example = "booking.confirmed")]
     name: String,
-    /// What it is for.
+    /// The description of the event type.
     #[schema(min_length = 1, max_length = 1000)]
     description: Option<String>,
-    /// A payload as the application sends it, for previews: at most 262,144 bytes of JSON.
+    /// A sample payload for previews: at most 262,144 bytes of JSON.
     sample: Option<Map<String, Value>>,
     /// The names that templates of this event type may use.
     #[serde(default)]
     #[schema(max_items = 500)]
     placeholders: Vec<String>,
-    /// Whether users cannot opt out of it. Suppressed addresses stay suppressed.
+    /// Whether the event type is mandatory: users cannot opt out of it. Suppressed addresses stay suppressed.
     #[serde(default)]
     mandatory: bool,
-    /// What is done with messages that fall into the quiet hours of a user: `delay`, the default, `skip` or `ignore`.
+    /// The rule for messages in the quiet hours of a user: `delay` (the default), `skip` or `ignore`.
     #[serde(default)]
     quiet_hours: QuietRule,
 }
@@ -72,7 +73,7 @@ pub async fn create_event_type(
     Ok((StatusCode::CREATED, Json(made)))
 }
 
-/// One declared event type.
+/// Returns one declared event type.
 #[utoipa::path(get, path = "/v1/event-types/{name}", tag = "event types", security(("key" = ["read"])), params(("name" = String, Path), TenantQuery),
     responses((status = 200, description = "The event type", body = EventTypeRow), ProblemResponses))]
 pub async fn get_event_type(
@@ -84,33 +85,33 @@ pub async fn get_event_type(
     found.map(Json).ok_or_else(|| Problem::not_found("event type"))
 }
 
-/// What to change. A field that is left out keeps its value.
+/// The fields to change. Omitted fields keep their values.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EventTypeUpdate {
-    /// Change it only if it still has this revision. Without one, the change applies to its present state.
+    /// Change the event type only if it still has this revision. Without it, the change applies to any revision.
     #[schema(minimum = 1)]
     revision: Option<i32>,
-    /// What it is for. `null` removes it.
+    /// The description of the event type. `null` removes it.
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<String>, min_length = 1, max_length = 1000)]
     description: Option<Option<String>>,
-    /// A payload as the application sends it. `null` removes it.
+    /// A sample payload for previews. `null` removes it.
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<Map<String, Value>>)]
     sample: Option<Option<Map<String, Value>>>,
     /// All names that templates of this event type may use.
     #[schema(max_items = 500)]
     placeholders: Option<Vec<String>>,
-    /// Whether users cannot opt out of it.
+    /// Whether the event type is mandatory: users cannot opt out of it.
     mandatory: Option<bool>,
-    /// What is done with messages that fall into the quiet hours of a user: `delay`, `skip` or `ignore`.
+    /// The rule for messages in the quiet hours of a user: `delay`, `skip` or `ignore`.
     quiet_hours: Option<QuietRule>,
 }
 
-/// Changes what is given, and keeps the rest.
+/// Changes the given fields of an event type and keeps the others.
 #[utoipa::path(patch, path = "/v1/event-types/{name}", tag = "event types", security(("key" = ["edit"])), params(("name" = String, Path), TenantQuery), request_body = EventTypeUpdate,
-    responses((status = 200, description = "As it is now", body = EventTypeRow), ProblemResponses))]
+    responses((status = 200, description = "The event type after the change", body = EventTypeRow), ProblemResponses))]
 pub async fn update_event_type(
     State(app): State<AppState>,
     Editor(caller): Editor,
@@ -129,7 +130,7 @@ pub async fn update_event_type(
 
 /// Deletes the declaration. Notifications of the event type are still accepted.
 #[utoipa::path(delete, path = "/v1/event-types/{name}", tag = "event types", security(("key" = ["edit"])), params(("name" = String, Path), TenantQuery),
-    responses((status = 204, description = "It is gone"), ProblemResponses))]
+    responses((status = 204, description = "The declaration is deleted"), ProblemResponses))]
 pub async fn delete_event_type(
     State(app): State<AppState>,
     Editor(caller): Editor,

@@ -1,7 +1,7 @@
 //! Inboxes: in-app messages of users, for the tenant's keys and for the users' browsers.
 //!
-//! A key reads and marks in every inbox of its tenant, a user token in its user's alone. Browsers call from the
-//! tenant's pages: `cors.rs` answers those that `inbox.origins` names.
+//! A key can read and mark messages in every inbox of its tenant, a user token only in the inbox of its user. Browsers
+//! call from the tenant's pages; `cors.rs` allows the origins of the setting `inbox.origins`.
 
 pub mod cors;
 mod stream;
@@ -28,7 +28,7 @@ use crate::problem::{Problem, ProblemKind};
 use crate::read::{Body, Id, Params};
 use visitor::Visitor;
 
-/// Which messages to list.
+/// The filter of inbox messages.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -42,12 +42,12 @@ pub struct InboxQuery {
 /// A page of an inbox.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct InboxListing {
-    /// The messages, newest first, without expired ones.
+    /// The messages, newest first, without expired messages.
     items: Vec<InboxRow>,
     /// Pass it as `cursor` to get the next page. Absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
-    /// How many messages are unread in all.
+    /// The number of all unread messages.
     unread: i64,
     /// The position of the last change that the page shows. Pass it as `after` to the stream, and as `up_to` to mark
     /// all messages as read.
@@ -67,14 +67,14 @@ pub async fn list_inbox(
     Ok(Json(InboxListing { items, next, unread: found.unread, position: found.position }))
 }
 
-/// How many messages are unread.
+/// The number of unread messages.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct UnreadCount {
     /// Messages that are neither read, archived nor expired.
     unread: i64,
 }
 
-/// Returns how many of a user's messages are unread.
+/// Returns the number of a user's unread messages.
 #[utoipa::path(get, path = "/v1/inbox/{user}/unread-count", tag = "inbox", security(("key" = ["read"]), ("user_token" = [])),
     params(("user" = String, Path, description = "The user's id"), TenantQuery), responses((status = 200, description = "The number of unread messages", body = UnreadCount), ProblemResponses))]
 pub async fn count_unread(visitor: Visitor) -> Result<Json<UnreadCount>, Problem> {
@@ -85,21 +85,21 @@ pub async fn count_unread(visitor: Visitor) -> Result<Json<UnreadCount>, Problem
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReadAll {
-    /// `position` of the list that the user saw; later messages stay unread.
+    /// The `position` of the list that the user saw. Later messages stay unread.
     #[schema(minimum = 0)]
     up_to: i64,
 }
 
 fn check_position(field: &str, position: i64) -> Result<(), Problem> {
-    if position < 0 { Err(Problem::invalid(field, format!("is {position}; positions begin at 0"))) } else { Ok(()) }
+    if position < 0 { Err(Problem::invalid(field, format!("is {position}; 0 or more is allowed"))) } else { Ok(()) }
 }
 
 /// The result of marking all messages as read.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ReadAllDone {
-    /// How many messages were marked as read.
+    /// The number of messages that were marked as read.
     read: u64,
-    /// How many messages are unread now.
+    /// The number of unread messages after the change.
     unread: i64,
 }
 
@@ -118,7 +118,7 @@ pub async fn read_all(visitor: Visitor, Body(asked): Body<ReadAll>) -> Result<Js
 pub struct Marked {
     /// The id of the message.
     id: String,
-    /// How many messages are unread now.
+    /// The number of unread messages after the change.
     unread: i64,
 }
 
@@ -130,7 +130,7 @@ async fn mark(visitor: &Visitor, id: &str, mark: Mark) -> Result<Json<Marked>, P
     Ok(Json(Marked { id: id.to_string(), unread: visitor.unread().await? }))
 }
 
-/// Marks a message as read; repeating it changes nothing.
+/// Marks a message as read. Repeating the request changes nothing.
 #[utoipa::path(post, path = "/v1/inbox/{user}/{id}/read", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
     params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), TenantQuery), responses((status = 200, description = "Done", body = Marked), ProblemResponses))]
 pub async fn read_message(visitor: Visitor, Path((_, id)): Path<(String, String)>) -> Result<Json<Marked>, Problem> {
@@ -144,14 +144,14 @@ pub async fn unread_message(visitor: Visitor, Path((_, id)): Path<(String, Strin
     mark(&visitor, &id, Mark::Unread).await
 }
 
-/// Archives a message; it no longer counts as unread.
+/// Archives a message. It no longer counts as unread.
 #[utoipa::path(post, path = "/v1/inbox/{user}/{id}/archive", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
     params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), TenantQuery), responses((status = 200, description = "Done", body = Marked), ProblemResponses))]
 pub async fn archive_message(visitor: Visitor, Path((_, id)): Path<(String, String)>) -> Result<Json<Marked>, Problem> {
     mark(&visitor, &id, Mark::Archive).await
 }
 
-/// Moves a message out of the archive; it stays read or unread.
+/// Moves a message out of the archive. It stays read or unread.
 #[utoipa::path(post, path = "/v1/inbox/{user}/{id}/unarchive", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
     params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), TenantQuery), responses((status = 200, description = "Done", body = Marked), ProblemResponses))]
 pub async fn unarchive_message(
@@ -161,12 +161,12 @@ pub async fn unarchive_message(
     mark(&visitor, &id, Mark::Unarchive).await
 }
 
-/// How long a token is valid.
+/// The validity of a token.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct TokenQuery {
-    /// How long the token is valid, in seconds.
+    /// The time for which the token is valid, in seconds.
     #[param(minimum = 1, maximum = 86_400, default = 3600)]
     ttl_s: Option<u32>,
 }

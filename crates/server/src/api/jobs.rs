@@ -1,4 +1,4 @@
-//! Jobs: acts on many deliveries in the background.
+//! Jobs: actions on many deliveries in the background.
 
 use axum::Json;
 use axum::extract::State;

@@ -1,4 +1,4 @@
-//! API keys: make, list, revoke.
+//! API keys: create, list and revoke.
 
 use axum::Json;
 use axum::extract::State;
@@ -41,7 +41,7 @@ pub struct NewKey {
     /// The scopes of the new key. The key of this request must have them, too.
     #[schema(schema_with = scopes, example = json!(["enqueue", "read"]))]
     scopes: Vec<String>,
-    /// When the key expires. Default: never.
+    /// The expiry of the key. Default: never.
     expires_at: Option<Timestamp>,
 }
 
@@ -75,13 +75,13 @@ pub async fn create_key(
     if !caller.scopes().cover(&scopes) && scopes.names() != ["site"] {
         return Err(Problem::new(
             ProblemKind::Forbidden,
-            "a key cannot create a key with scopes that it does not have itself",
+            "a key cannot create a key with scopes that it does not have itself; use a key with these scopes",
         )
         .about("scopes"));
     }
     let draft = KeyDraft { name: new.name, scopes, expires_at: new.expires_at };
     match caller.store(&app).create_key(caller.tenant(), &draft).await {
-        // Revealed to its one reader.
+        // The key is revealed here to return it once.
         Ok(made) => Ok((StatusCode::CREATED, Json(MadeKey { id: made.id, token: made.token.reveal().to_owned() }))),
         Err(KeyError::Database(problem)) => Err(problem.into()),
         Err(refused) => Err(Problem::of_field(&refused.to_string())),
@@ -101,7 +101,7 @@ pub async fn revoke_key(
     if !caller.scopes().cover(&key.scopes) && key.scopes.names() != ["site"] {
         return Err(Problem::new(
             ProblemKind::Forbidden,
-            "a key cannot revoke a key with scopes that it does not have itself",
+            "a key cannot revoke a key with scopes that it does not have itself; use a key with these scopes",
         ));
     }
     store.revoke_key(key.tenant, &id).await?;

@@ -1,4 +1,4 @@
-//! KPIs now, and series over time.
+//! The current KPIs, and series over time.
 
 use std::time::Duration;
 
@@ -15,17 +15,18 @@ use crate::auth::Reader;
 use crate::problem::Problem;
 use crate::read::Params;
 
-/// Which KPIs.
+/// The grouping and the intervals of the KPIs.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct KpiQuery {
     /// Also return the KPIs of each group. `error` groups by the class of the last error and lists its codes.
-    /// Over all tenants (scope `ops`), `tenant` tells them apart, and a group by `provider` has its tenant's name as well.
+    /// For a request over all tenants (scope `ops`), `tenant` groups by tenant, and a group by `provider` also has the
+    /// name of its tenant.
     #[param(inline)]
     by: Option<KpiGrouping>,
-    /// Delivered, captured and failed are counted over this many seconds before now. Default: the setting
-    /// `kpi.interval_s`.
+    /// The interval of the delivered, captured and failed deliveries: this many seconds before now. Default: the
+    /// setting `kpi.interval_s`.
     #[param(minimum = 60, maximum = 172_800)]
     interval_s: Option<u64>,
     /// A delivery counts as stuck if it was first due more than this many seconds ago. Default: the setting
@@ -42,10 +43,10 @@ fn seconds(field: &str, given: Option<u64>, low: u64, high: u64, default: Durati
     }
 }
 
-/// Returns the present KPIs: queued, stuck and parked deliveries, the age of the oldest one, and the results of the
-/// last interval.
+/// Returns the current KPIs: queued, stuck and parked deliveries, the age of the oldest delivery, and the results of
+/// the last interval.
 #[utoipa::path(get, path = "/v1/kpis", tag = "kpis", security(("key" = ["read"])), params(KpiQuery, TenantQuery),
-    responses((status = 200, description = "The present KPIs", body = Kpis), ProblemResponses))]
+    responses((status = 200, description = "The current KPIs", body = Kpis), ProblemResponses))]
 pub async fn get_kpis(
     State(app): State<AppState>,
     Reader(caller): Reader,
@@ -57,7 +58,7 @@ pub async fn get_kpis(
     Ok(Json(caller.store(&app).kpis(caller.whose(), wanted.by, stuck_after, interval).await?))
 }
 
-/// Which series.
+/// The grouping and the time range of a series.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -65,7 +66,7 @@ pub struct SeriesQuery {
     /// The interval that each count of the series covers. Default `minute`.
     #[param(inline)]
     per: Option<SlotLength>,
-    /// What the lines stand for. Default `state`. With `channel` and `site`, only deliveries that were sent, delivered
+    /// The grouping of the lines. Default `state`. With `channel` and `site`, only deliveries that were sent, delivered
     /// or parked are counted.
     #[param(inline)]
     by: Option<GroupBy>,
@@ -75,8 +76,8 @@ pub struct SeriesQuery {
     until: Option<Timestamp>,
 }
 
-/// Returns how many deliveries entered each state per time slot, for charts. At most 2,880 slots and 20 lines; an empty
-/// slot is 0.
+/// Returns the number of deliveries that entered each state per time slot, for charts. At most 2,880 slots and 20
+/// lines. An empty slot is 0.
 #[utoipa::path(get, path = "/v1/kpis/series", tag = "kpis", security(("key" = ["read"])), params(SeriesQuery, TenantQuery),
     responses((status = 200, description = "The series", body = KpiSeries), ProblemResponses))]
 pub async fn get_kpi_series(

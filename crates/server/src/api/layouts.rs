@@ -1,4 +1,4 @@
-//! Layouts, into which templates are put, and partials, which they include.
+//! Layouts, which surround the HTML of templates, and partials, which templates and layouts include.
 
 use axum::Json;
 use axum::extract::State;
@@ -17,7 +17,8 @@ use crate::read::{Body, Id, Params};
 use crate::templates::Templates;
 use crate::templates::layouts::{Effect, KINDS};
 
-/// Lists layouts and partials, ordered by name. The shipped layout `mail` is not among them, unless the tenant has one of that name.
+/// Lists layouts and partials, ordered by name. The built-in layout `mail` is listed only if the tenant has replaced
+/// it.
 #[utoipa::path(get, path = "/v1/layouts", tag = "layouts", security(("key" = ["read"])), params(PageQuery, TenantQuery),
     responses((status = 200, description = "A page", body = Listing<LayoutRow>), ProblemResponses))]
 pub async fn list_layouts(
@@ -30,20 +31,20 @@ pub async fn list_layouts(
     Ok(Json(Listing::of(rows, page.limit(), |row| TemplatePosition(row.tenant_id, row.name.clone()))))
 }
 
-/// A layout or partial to be made.
+/// A layout or partial to be created.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewLayout {
-    /// 1 to 63 letters, digits, `_`, `-`, `.`; unique in the tenant. One that is named like a shipped layout replaces
-    /// it.
+    /// The name: 1 to 63 letters, digits, `_`, `-`, `.`; unique in the tenant. A layout with the name of a built-in
+    /// layout replaces it.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
     name: String,
-    /// `layout`: the HTML of templates is put into it. `partial`: templates and layouts include it.
+    /// The kind: `layout` (surrounds the HTML of templates) or `partial` (templates and layouts include it).
     #[schema(schema_with = kinds)]
     kind: String,
-    /// Its text, in the language of templates.
+    /// The source of the layout, in the template language.
     source: String,
-    /// Write nothing. The answer lists the templates that would get a new version.
+    /// Whether to write nothing and only list the templates that would get a new version.
     #[serde(default)]
     dry_run: bool,
 }
@@ -52,30 +53,30 @@ fn kinds() -> Object {
     one_of(KINDS).build()
 }
 
-/// What to change.
+/// The fields to change. Omitted fields keep their values.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LayoutChange {
-    /// Change it only if it still has this revision. Without one, the change applies to its present state.
+    /// Change the layout only if it still has this revision. Without it, the change applies to any revision.
     #[schema(minimum = 1)]
     revision: Option<i32>,
-    /// Its text, in the language of templates.
+    /// The source of the layout, in the template language.
     source: Option<String>,
-    /// Write nothing. The answer lists the templates that would get a new version.
+    /// Whether to write nothing and only list the templates that would get a new version.
     #[serde(default)]
     dry_run: bool,
 }
 
-/// What a change of a layout did, or would do.
+/// The effect of a change of a layout, or of a dry run.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct SavedLayout {
-    /// The layout as it is now. None: it does not exist yet, because of `dry_run`.
+    /// The layout after the change. `null` if a dry run was requested and the layout does not exist.
     layout: Option<LayoutRow>,
-    /// Whether something was written, or would be.
+    /// Whether the change wrote something, or would write something.
     changed: bool,
     /// The templates that get a new version.
     templates: Vec<String>,
-    /// Notifications of their event types that are not expanded yet: the change counts for them.
+    /// The number of notifications of their event types that are not expanded yet. They will use the new versions.
     waiting: i64,
     /// Whether `waiting` is exact. If not, there may be more.
     waiting_is_exact: bool,

@@ -14,7 +14,7 @@ use crate::auth::{Editor, Reader};
 use crate::problem::Problem;
 use crate::read::{Body, Id, Params, given};
 
-/// Lists by name, without their members.
+/// Lists the lists of recipients, ordered by name, without their members.
 #[utoipa::path(get, path = "/v1/lists", tag = "lists", security(("key" = ["read"])), params(PageQuery, TenantQuery),
     responses((status = 200, description = "A page", body = Listing<ListRow>), ProblemResponses))]
 pub async fn list_lists(
@@ -31,10 +31,10 @@ pub async fn list_lists(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewList {
-    /// Unique in the tenant: no control characters, and no `.` or `..` as the whole name or between slashes.
+    /// The name, unique in the tenant: no control characters, and no `.` or `..` as the whole name or between slashes.
     #[schema(min_length = 1, max_length = 255, example = "night-shift")]
     name: String,
-    /// What it is for.
+    /// The description of the list.
     #[schema(min_length = 1, max_length = 1000)]
     description: Option<String>,
 }
@@ -52,16 +52,16 @@ pub async fn create_list(
     Ok((StatusCode::CREATED, Json(made)))
 }
 
-/// A list and how many members it has.
+/// A list and the number of its members.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ShownList {
     #[serde(flatten)]
     list: ListRow,
-    /// How many members it has itself. The members of lists inside it are not counted.
+    /// The number of members. Members of nested lists are not counted.
     members: i64,
 }
 
-/// One list.
+/// Returns one list.
 #[utoipa::path(get, path = "/v1/lists/{name}", tag = "lists", security(("key" = ["read"])), params(("name" = String, Path), TenantQuery),
     responses((status = 200, description = "The list", body = ShownList), ProblemResponses))]
 pub async fn get_list(
@@ -74,22 +74,22 @@ pub async fn get_list(
     Ok(Json(ShownList { list, members: store.member_count(caller.tenant(), &name).await? }))
 }
 
-/// What to change.
+/// The fields to change. Omitted fields keep their values.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ListUpdate {
-    /// Change it only if it still has this revision. Without one, the change applies to its present state.
+    /// Change the list only if it still has this revision. Without it, the change applies to any revision.
     #[schema(minimum = 1)]
     revision: Option<i32>,
-    /// What it is for. `null` removes it.
+    /// The description of the list. `null` removes it.
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<String>, min_length = 1, max_length = 1000)]
     description: Option<Option<String>>,
 }
 
-/// Changes what is given, and keeps the rest.
+/// Changes the given fields of a list and keeps the others.
 #[utoipa::path(patch, path = "/v1/lists/{name}", tag = "lists", security(("key" = ["edit"])), params(("name" = String, Path), TenantQuery), request_body = ListUpdate,
-    responses((status = 200, description = "As it is now", body = ListRow), ProblemResponses))]
+    responses((status = 200, description = "The list after the change", body = ListRow), ProblemResponses))]
 pub async fn update_list(
     State(app): State<AppState>,
     Editor(caller): Editor,
@@ -103,7 +103,7 @@ pub async fn update_list(
 
 /// Deletes a list and its members. A list that is a member of another list is not deleted.
 #[utoipa::path(delete, path = "/v1/lists/{name}", tag = "lists", security(("key" = ["edit"])), params(("name" = String, Path), TenantQuery),
-    responses((status = 204, description = "It is gone"), ProblemResponses))]
+    responses((status = 204, description = "The list is deleted"), ProblemResponses))]
 pub async fn delete_list(
     State(app): State<AppState>,
     Editor(caller): Editor,
@@ -113,7 +113,7 @@ pub async fn delete_list(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The members of a list itself, by kind and name. The members of lists inside it are not shown.
+/// Lists the members of a list, ordered by kind and name. Members of nested lists are not shown.
 #[utoipa::path(get, path = "/v1/lists/{name}/members", tag = "lists", security(("key" = ["read"])), params(("name" = String, Path), PageQuery, TenantQuery),
     responses((status = 200, description = "A page", body = Listing<MemberRow>), ProblemResponses))]
 pub async fn list_members(
@@ -134,11 +134,11 @@ pub async fn list_members(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MembersUpdate {
-    /// Members to be added. One that is a member already is kept.
+    /// Members to be added. Existing members are kept.
     #[serde(default)]
     #[schema(max_items = 1000)]
     add: Vec<MemberDraft>,
-    /// Members to be removed. One that is no member is left out.
+    /// Members to be removed. Entries that are not members are ignored.
     #[serde(default)]
     #[schema(max_items = 1000)]
     remove: Vec<MemberDraft>,
@@ -146,7 +146,7 @@ pub struct MembersUpdate {
 
 /// Adds and removes members in one transaction.
 #[utoipa::path(patch, path = "/v1/lists/{name}/members", tag = "lists", security(("key" = ["edit"])), params(("name" = String, Path), TenantQuery), request_body = MembersUpdate,
-    responses((status = 200, description = "How many were added and removed", body = MembersChanged), ProblemResponses))]
+    responses((status = 200, description = "The number of added and removed members", body = MembersChanged), ProblemResponses))]
 pub async fn change_members(
     State(app): State<AppState>,
     Editor(caller): Editor,

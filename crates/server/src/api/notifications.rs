@@ -1,4 +1,4 @@
-//! Notifications: enqueue, list, show, cancel.
+//! Notifications: enqueue, list, show and cancel.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ use crate::watching::Traced;
 /// The header form of `idempotency_key`, for clients that repeat requests automatically.
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// Most words of a title filter.
+/// The maximum number of words of a title filter.
 const TITLE_WORDS: usize = 8;
 
 /// A notification: content, recipients, channels and times.
@@ -40,14 +40,14 @@ const TITLE_WORDS: usize = 8;
 #[serde(deny_unknown_fields)]
 #[allow(dead_code, reason = "describes what the engine reads digit for digit")]
 pub struct NewNotification {
-    /// The name of the event, with dots.
+    /// The event type, a dotted name.
     #[schema(min_length = 1, max_length = 255, example = "booking.confirmed")]
     event_type: String,
     /// The event's data: at most 256 KB and 32 levels of nesting. Numbers keep every digit.
     #[schema(value_type = Option<Value>, example = json!({"bookingId": 12345}))]
     payload: Option<Value>,
-    /// Unique in the tenant: a second notification with the same key is not sent. Without a key, a repeated request is
-    /// not recognised. It may also be given as the header `Idempotency-Key`.
+    /// The idempotency key, unique in the tenant: a second notification with the same key is not sent. Without a key, a
+    /// repeated request is not recognised. The key may also be given as the header `Idempotency-Key`.
     #[schema(min_length = 1, max_length = 255, example = "booking:12345:confirmed:1")]
     idempotency_key: Option<String>,
     /// The tenant. Default: the tenant of the key. Only a key of scope `ops` may name another one.
@@ -59,19 +59,19 @@ pub struct NewNotification {
     /// The recipients, one object per recipient.
     #[schema(max_items = 1000, value_type = Option<Vec<To>>, example = json!([{"email": "guest@example.com"}]))]
     recipients: Option<Vec<Value>>,
-    /// Send only over these channels. Empty: over the channels of each kind of address.
+    /// Send only over these channels. If it is empty, the kind of each address determines its channels.
     #[schema(max_items = 32, example = json!(["email"]))]
     channels: Option<Vec<String>>,
-    /// Subject or heading, one line, at most 998 bytes.
+    /// The subject or heading: one line, at most 998 bytes.
     #[schema(max_length = 998)]
     title: Option<String>,
-    /// The text, at most 256 KB.
+    /// The text of the message, at most 256 KB.
     #[schema(max_length = 262_144)]
     body: Option<String>,
     /// A link for the reader: http, https, mailto or tel.
     #[schema(max_length = 2048)]
     action_url: Option<String>,
-    /// Data that only one channel needs, by channel; at most 64 KB.
+    /// Additional data for single channels, by channel; at most 64 KB.
     #[schema(value_type = Option<Object>)]
     data: Option<Value>,
     /// The priority, 0 to 9; 9 is sent first. Default 5.
@@ -83,7 +83,7 @@ pub struct NewNotification {
     /// Do not send after this time. Default: 30 days after it is due.
     #[schema(value_type = Option<String>, format = DateTime)]
     expires_at: Option<Timestamp>,
-    /// Where the notification came from.
+    /// The origin of the notification.
     #[schema(value_type = Option<NotificationSource>)]
     source: Option<Source>,
     /// The id of the request or trace that caused the notification.
@@ -92,15 +92,15 @@ pub struct NewNotification {
     /// The stream that the event belongs to.
     #[schema(min_length = 1, max_length = 255)]
     topic: Option<String>,
-    /// The version of the payload's structure.
+    /// The version of the payload's format.
     schema_version: Option<i32>,
 }
 
-/// Where a notification came from; at most 4 KB in all.
+/// The origin of a notification; at most 4 KB in total.
 #[derive(ToSchema)]
 #[allow(dead_code, reason = "describes the SDK's type, which knows nothing of OpenAPI")]
 pub struct NotificationSource {
-    /// The site: a remote place.
+    /// The name of the remote site.
     site: Option<String>,
     /// The process or machine at the site.
     instance: Option<String>,
@@ -108,7 +108,7 @@ pub struct NotificationSource {
     script: Option<String>,
     /// The rule that created the notification.
     rule: Option<String>,
-    /// When the site created the notification.
+    /// The time at which the site created the notification.
     #[schema(format = DateTime)]
     enqueued_at: Option<String>,
     /// The W3C `traceparent` of the notification. Default: the header `traceparent` of the request.
@@ -119,10 +119,10 @@ pub struct NotificationSource {
 /// The accepted notification.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Enqueued {
-    /// The notification's id. For a repeated key: the id of the first notification.
+    /// The notification's id. For a repeated key, this is the id of the first notification.
     #[schema(value_type = String, format = Uuid)]
     id: Uuid,
-    /// The key was used before with the same content: nothing new was enqueued.
+    /// Whether the key was used before with the same content, so that nothing new was enqueued.
     duplicate: bool,
 }
 
@@ -138,7 +138,7 @@ impl IntoResponse for Enqueued {
     }
 }
 
-/// The header, which may be given once, as text.
+/// The header `Idempotency-Key`, which may be given once.
 fn key_header(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let mut all = headers.get_all(IDEMPOTENCY_KEY).iter();
     match (all.next(), all.next()) {
@@ -149,7 +149,7 @@ fn key_header(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
                 "must be plain ASCII in a header; for other characters use the field idempotency_key of the body",
             )
         }),
-        _ => Err(Problem::invalid("Idempotency-Key", "is given more than once")),
+        _ => Err(Problem::invalid("Idempotency-Key", "is given more than once; send it once")),
     }
 }
 
@@ -176,7 +176,7 @@ pub async fn enqueue_notification(
     Ok(enqueued(&accepted)?.into_response())
 }
 
-/// The span of enqueueing, if it is recorded; otherwise the caller's trace is passed on unchanged.
+/// The span of the enqueue if it is recorded, otherwise the caller's trace context unchanged.
 pub(super) struct Enqueueing(Option<Begun>, Option<TraceParent>);
 
 impl Enqueueing {
@@ -213,7 +213,7 @@ async fn checked(app: &App, caller: &Caller, json: &str, key: Option<&str>) -> R
         Err(problem) if problem.is_syntax() || problem.is_eof() => {
             return Err(Problem::new(ProblemKind::Malformed, format!("the body is not JSON: {problem}")));
         }
-        // The tenant is not a text: reading the rest names the field.
+        // The tenant is not a string. Reading the whole notification gives the error with the name of the field.
         Err(_) => None,
     };
     let (tenant, name) = caller.tenant_named(app, named.as_deref()).await?;
@@ -227,11 +227,11 @@ pub(super) fn enqueued(accepted: &Accepted) -> Result<Enqueued, Problem> {
     Ok(Enqueued { id: accepted.id, duplicate: accepted.duplicate })
 }
 
-/// Up to 1,000 notifications.
+/// A batch of up to 1,000 notifications.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewNotifications {
-    /// The notifications, each as for a single request.
+    /// The notifications, each in the form of a single request.
     #[schema(value_type = Vec<NewNotification>, min_items = 1, max_items = 1000)]
     notifications: Vec<Box<RawValue>>,
 }
@@ -239,11 +239,11 @@ pub struct NewNotifications {
 /// The results of the items, in the order of the request.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct EnqueuedMany {
-    /// How many notifications are new.
+    /// The number of new notifications.
     accepted: usize,
-    /// How many idempotency keys were used before with the same content.
+    /// The number of idempotency keys that were used before with the same content.
     duplicates: usize,
-    /// How many notifications were refused.
+    /// The number of refused notifications.
     refused: usize,
     /// One result for each notification.
     results: Vec<EnqueuedItem>,
@@ -258,10 +258,10 @@ pub struct EnqueuedItem {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = Uuid)]
     id: Option<Uuid>,
-    /// The key was used before with the same content.
+    /// Whether the key was used before with the same content.
     #[serde(skip_serializing_if = "Option::is_none")]
     duplicate: Option<bool>,
-    /// Why the notification was refused.
+    /// The reason why the notification was refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<ProblemBody>,
 }
@@ -283,7 +283,7 @@ impl From<Result<Enqueued, Problem>> for EnqueuedItem {
     }
 }
 
-/// Accepts up to 1,000 notifications independently: a refused one does not affect the others. All valid ones are
+/// Accepts up to 1,000 notifications. A refused notification does not affect the others. All valid notifications are
 /// written in one commit. If the client closes the connection before the commit begins, nothing is written.
 #[utoipa::path(post, path = "/v1/notifications/batch", tag = "notifications", security(("key" = ["enqueue"])), request_body = NewNotifications,
     responses((status = 200, description = "One result for each notification", body = EnqueuedMany), ProblemResponses))]
@@ -332,7 +332,7 @@ pub async fn enqueue_notifications(
     }))
 }
 
-/// A client that hung up will repeat the batch, perhaps without keys: do not begin it.
+/// Refuses the batch if the client has disconnected, because the client will repeat the batch, perhaps without keys.
 fn still_waited_for(waits: &Waits) -> Result<(), Problem> {
     if waits.has_left() {
         Err(Problem::new(ProblemKind::Malformed, "the client closed the connection; nothing was enqueued"))
@@ -341,7 +341,7 @@ fn still_waited_for(waits: &Waits) -> Result<(), Problem> {
     }
 }
 
-/// Which notifications to list.
+/// The filter of notifications.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -473,12 +473,12 @@ pub async fn get_notification_status(
     status.map(Json).ok_or_else(|| Problem::not_found("notification"))
 }
 
-/// How many deliveries were cancelled.
+/// The result of a cancellation.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Cancelled {
-    /// Deliveries that will not be sent.
+    /// The number of cancelled deliveries. They will not be sent.
     pub cancelled: i64,
-    /// Deliveries that were being sent: the running attempt goes on, but they are not retried.
+    /// The number of deliveries that were being sent. Their running attempt continues, but they are not retried.
     pub under_way: i64,
 }
 

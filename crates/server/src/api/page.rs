@@ -11,17 +11,18 @@ use utoipa::{IntoParams, ToSchema};
 use crate::problem::Problem;
 use crate::read;
 
-/// Most rows of one page.
+/// The maximum number of rows of one page.
 pub const PAGE_MAX: i64 = 200;
-/// Rows of a page that names no limit.
+/// The default number of rows of a page.
 const PAGE: i64 = 50;
-/// Most bytes of a cursor. The longest ones hold an address of 2,048 bytes, with quotes escaped and in base64.
+/// The maximum number of bytes of a cursor. The longest cursors contain an address of 2,048 bytes, escaped and in
+/// base64.
 const CURSOR_BYTES: usize = 8 * 1024;
 
-/// A page of a list, newest first.
+/// A page of a list.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Listing<T> {
-    /// The rows.
+    /// The rows of the page.
     pub items: Vec<T>,
     /// Pass it as `cursor` to get the next page. Absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -29,7 +30,7 @@ pub struct Listing<T> {
 }
 
 impl<T> Listing<T> {
-    /// From one row more than fits, which tells that there is another page.
+    /// Creates a page from at most `limit + 1` rows. The additional row shows that there is another page.
     pub fn of<C: Serialize>(mut rows: Vec<T>, limit: i64, cursor: impl Fn(&T) -> C) -> Self {
         let fits = usize::try_from(limit).unwrap_or(0);
         let next = (rows.len() > fits).then(|| {
@@ -41,18 +42,18 @@ impl<T> Listing<T> {
 }
 
 impl<T> Listing<T> {
-    /// From a page of the store.
+    /// Creates a page from a page of the store.
     pub fn walked(page: postcommit_engine::store::Page<T>) -> Self {
         Self { items: page.rows, next: page.more.map(|place| encode(&place)) }
     }
 }
 
-/// Which page of a list.
+/// Selects a page of a list.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct PageQuery {
-    /// The most rows of the page.
+    /// The maximum number of rows of the page.
     #[serde(default)]
     #[param(value_type = Option<i64>, minimum = 1, maximum = 200, default = 50)]
     limit: Limit,
@@ -63,7 +64,7 @@ pub struct PageQuery {
 impl PageQuery {
     const NAMES: [&str; 2] = ["limit", "cursor"];
 
-    /// The most rows of the page.
+    /// The maximum number of rows of the page.
     pub fn limit(&self) -> i64 {
         self.limit.0
     }
@@ -107,12 +108,12 @@ impl<'de> Deserialize<'de> for Limit {
     }
 }
 
-/// Makes an opaque cursor.
+/// Encodes an opaque cursor.
 pub fn encode<C: Serialize>(cursor: &C) -> String {
     URL_SAFE_NO_PAD.encode(serde_json::to_vec(cursor).unwrap_or_default())
 }
 
-/// Reads back what [`encode`] made.
+/// Decodes a cursor of [`encode`].
 fn decode<C: DeserializeOwned>(text: &str) -> Result<C, Problem> {
     // Our cursors hold no NUL, and PostgreSQL cannot be queried for one.
     let without_nul = |json: &Vec<u8>| !json.windows(6).any(|six| six == br"\u0000");

@@ -1,4 +1,4 @@
-//! Providers: configure, test, pause. Secrets are written and never shown.
+//! Providers: configure, test and pause. Secrets can be set but are never shown.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ use crate::problem::{Problem, ProblemKind};
 use crate::providers::{self, Change, ProviderError, TEST_TEXT, TestResult, Workshop};
 use crate::read::{Body, Id, given};
 
-/// Most paused or held hosts shown, of one provider and in a list. The KPIs count all.
+/// The maximum number of paused or held hosts that are shown, for one provider and in a list. The KPIs count all.
 const HOSTS_SHOWN: i64 = 100;
 const HOSTS_LISTED: i64 = 1000;
 
@@ -33,7 +33,7 @@ pub struct ShownProvider {
     name: String,
     /// The tenant of the provider.
     tenant: String,
-    /// The channel that the provider serves; `*` is every channel.
+    /// The channel that the provider serves. `*` means every channel.
     channel: String,
     /// The driver of the provider.
     driver: String,
@@ -42,37 +42,38 @@ pub struct ShownProvider {
     settings: Value,
     /// Whether the provider has secrets. They are not shown.
     secrets: bool,
-    /// What happens after an unclear outcome: idempotent, at_most_once or at_least_once.
+    /// The guarantee, which decides what happens after an unclear outcome: idempotent, at_most_once or at_least_once.
     guarantee: String,
-    /// When and how often a failed attempt is repeated.
+    /// The retry policy.
     #[schema(value_type = Object)]
     policy: Value,
-    /// The most concurrent sends per server process.
+    /// The maximum number of concurrent sends per server process.
     concurrency: i32,
-    /// The longest time that one send may take, in milliseconds.
+    /// The time limit of one send, in milliseconds.
     timeout_ms: i32,
     /// Whether the provider serves recipients that name no provider.
     is_default: bool,
-    /// Whether the provider takes new deliveries.
+    /// Whether the provider accepts new deliveries.
     enabled: bool,
-    /// The most sends per second over this provider, from all processes together. `null` is no limit.
+    /// The maximum number of sends per second over this provider, from all processes together. `null` means no limit.
     rate_per_s: Option<f64>,
-    /// The burst: how many sends are allowed together after a quiet time.
+    /// The burst: the maximum number of sends without a wait after an idle time.
     burst: Option<i32>,
-    /// Why the provider is paused. `null` if it is not.
+    /// The reason why the provider is paused. `null` if it is not paused.
     paused: Option<String>,
-    /// Until when the provider has asked to wait. `null` if it has not.
+    /// The time until which the provider is held, because it asked to wait. `null` if it is not held.
     held_until: Option<Timestamp>,
-    /// Why no worker can decrypt the secrets of the provider, so that nothing is sent. `null` if this is not so.
+    /// The reason why no worker can decrypt the secrets of the provider, so that nothing is sent. `null` if they can be
+    /// decrypted.
     unopened: Option<String>,
-    /// The hosts that are paused or held, paused ones first: at most 100 of one provider, and 1,000 in a list of all
+    /// The paused and held hosts, paused hosts first: at most 100 of one provider, and 1,000 in a list of all
     /// providers.
     hosts: Vec<ClosedHost>,
     /// The number of changes so far, including pauses and changes of the default.
     revision: i32,
 }
 
-/// What closes lanes beside a pause or a hold of the whole lane.
+/// The reasons for closed lanes other than a pause or a hold of the whole lane.
 struct Closed {
     hosts: Vec<ClosedHost>,
     unopened: BTreeMap<i32, NotDecrypted>,
@@ -156,8 +157,8 @@ pub async fn list_providers(State(app): State<AppState>, Reader(caller): Reader)
     Ok(Json(Providers { items: mine.map(|provider| ShownProvider::of(provider, &tenants, now, &closed)).collect() }))
 }
 
-/// A body that describes a provider: its own fields, and those common to creation and change. The common fields are
-/// written once; flattened by serde, errors would not name them.
+/// Defines a body that describes a provider: its own fields, and the fields that creation and change share. The shared
+/// fields are in a macro, because with serde's `flatten` errors would not name them.
 macro_rules! description {
     ($(#[$about:meta])* $body:ident { $($own:tt)* }) => {
         $(#[$about])*
@@ -165,10 +166,11 @@ macro_rules! description {
         #[serde(deny_unknown_fields)]
         pub struct $body {
             $($own)*
-            /// The channel that the provider serves; `*` is every channel. Default: the driver's.
+            /// The channel that the provider serves. `*` means every channel. Default: the default channel of the
+            /// driver.
             #[schema(min_length = 1, max_length = 63, pattern = r"^(\*|[A-Za-z0-9_.-]+)$")]
             channel: Option<String>,
-            /// The driver's own settings by name; a value `null` removes the setting.
+            /// The driver's own settings by name. The value `null` removes a setting.
             #[serde(default)]
             #[schema(value_type = Object)]
             settings: Map<String, Value>,
@@ -176,30 +178,31 @@ macro_rules! description {
             #[serde(default)]
             #[schema(write_only)]
             secrets: BTreeMap<String, String>,
-            /// What happens after an unclear outcome.
+            /// The guarantee, which decides what happens after an unclear outcome.
             #[schema(schema_with = guarantees)]
             guarantee: Option<String>,
             /// The retry policy: `doubling`, `marketplace`, `standard_webhooks`, or an object such as
-            /// `{"name": "fixed", "interval_s": 60, "max_attempts": 5}`. Default: the driver's.
+            /// `{"name": "fixed", "interval_s": 60, "max_attempts": 5}`. Default: the default policy of the driver.
             policy: Option<Value>,
-            /// The most concurrent sends per server process.
+            /// The maximum number of concurrent sends per server process.
             #[schema(minimum = 1, maximum = 1000)]
             concurrency: Option<i32>,
-            /// The longest time that one send may take, in milliseconds.
+            /// The time limit of one send, in milliseconds.
             #[schema(minimum = 100, maximum = 300_000)]
             timeout_ms: Option<i32>,
             /// Whether the provider serves recipients that name no provider.
             is_default: Option<bool>,
-            /// The most sends per second over this provider, from all processes together, 0.001 to 10,000. `null`
-            /// removes the limit.
+            /// The maximum number of sends per second over this provider, from all processes together, 0.001 to 10,000.
+            /// `null` removes the limit.
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<f64>, minimum = 0.001, maximum = 10_000)]
             rate_per_s: Option<Option<f64>>,
-            /// The burst: how many sends are allowed together after a quiet time. `null` is the rate of one second.
+            /// The burst: the maximum number of sends without a wait after an idle time. `null` is the rate of one
+            /// second.
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<i32>, minimum = 1, maximum = 10_000)]
             burst: Option<Option<i32>>,
-            /// Whether the provider takes new deliveries.
+            /// Whether the provider accepts new deliveries.
             enabled: Option<bool>,
         }
 
@@ -229,14 +232,14 @@ description! {
         /// The name: 1 to 63 letters, digits, `_`, `-`, `.`; unique in the tenant.
         #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
         name: String,
-        /// The driver that talks to it.
+        /// The driver of the provider.
         #[schema(schema_with = drivers)]
         driver: String,
     }
 }
 
 description! {
-    /// The fields to change. A field that is left out keeps its value.
+    /// The fields to change. Omitted fields keep their values.
     ProviderChange {
         /// Change the provider only if it still has this revision. Without it, the change applies to any revision.
         #[schema(minimum = 1)]
@@ -252,7 +255,7 @@ fn drivers() -> Object {
 
 fn guarantees() -> Object {
     let names = Guarantee::ALL.into_iter().map(|guarantee| Value::from(guarantee.name()));
-    let about = "What happens after a send with an unclear outcome. Default: the driver's.";
+    let about = "The guarantee, which decides what happens after an unclear outcome. Default: the default guarantee of the driver.";
     let text_or_null = SchemaType::from_iter([Type::String, Type::Null]);
     ObjectBuilder::new()
         .schema_type(text_or_null)
@@ -286,7 +289,7 @@ pub async fn create_provider(
     let store = caller.store_of_one(&app);
     let (name, driver) = (new.name.clone(), new.driver.clone());
     let made = workshop(&app, &store, &caller).create(caller.tenant(), &name, &driver, new.into()).await?;
-    // Revealed to its one reader.
+    // The secret is revealed here to return it once.
     let signing_secret = made.map(|secret| secret.reveal().to_owned());
     Ok((
         StatusCode::CREATED,
@@ -341,14 +344,14 @@ pub async fn delete_provider(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Why the provider or the host is paused.
+/// The reason of a pause, and the host to pause.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Pause {
     /// The reason, shown to operators.
     #[schema(min_length = 1, max_length = 255)]
     reason: String,
-    /// Pause only this host: a name or an address, with the port unless it is 443.
+    /// Pause only this host: a name or an IP address, with the port if it is not 443.
     #[schema(min_length = 1, max_length = 300)]
     host: Option<String>,
 }
@@ -386,12 +389,12 @@ pub async fn pause_provider(
     Ok(Json(shown(&app, &store, &caller, &name).await?))
 }
 
-/// What to resume.
+/// The host to resume.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Resume {
-    /// Resume only this host: a name or an address, with the port unless it is 443. Default: the provider and all its
-    /// hosts.
+    /// Resume only this host: a name or an IP address, with the port if it is not 443. Default: the provider and all
+    /// its hosts.
     #[schema(min_length = 1, max_length = 300)]
     host: Option<String>,
 }
@@ -419,7 +422,8 @@ pub async fn resume_provider(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProviderTest {
-    /// The address to send to, as the provider expects it, e.g. +491701234567 for SMS or a URL for a webhook.
+    /// The address of the receiver, in the form that the provider expects, e.g. +491701234567 for SMS or a URL for a
+    /// webhook.
     #[schema(min_length = 1, max_length = 2048)]
     address: String,
     /// The text of the message.

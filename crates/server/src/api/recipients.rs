@@ -1,11 +1,11 @@
-//! The schema of a recipient. The SDK's type reads recipients and knows nothing of OpenAPI.
+//! The OpenAPI schema of a recipient. The SDK's own type has no OpenAPI schema.
 
 use postcommit::limits;
 use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, OneOfBuilder, Type};
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
-/// One recipient: an object of one of these shapes.
+/// One recipient: an object in one of these forms.
 pub struct To;
 
 const ABOUT: &str = concat!(
@@ -45,7 +45,7 @@ impl PartialSchema for To {
                         .pattern(Some("^[A-Za-z0-9_.-]+$"))
                         .description(Some("The name of a provider")),
                 ),
-                ("address", address().description(Some("The recipient's address as the provider expects it, e.g. +491701234567 for SMS or a URL for a webhook"))),
+                ("address", address().description(Some("The recipient's address in the form that the provider expects, e.g. +491701234567 for SMS or a URL for a webhook"))),
             ]),
         ];
         let one = shapes.into_iter().fold(OneOfBuilder::new(), OneOfBuilder::item);
@@ -57,7 +57,7 @@ fn text(most: usize) -> ObjectBuilder {
     ObjectBuilder::new().schema_type(Type::String).min_length(Some(1)).max_length(Some(most))
 }
 
-/// All of these fields and no others.
+/// The schema of an object with exactly these fields.
 fn object<const N: usize>(fields: [(&str, ObjectBuilder); N]) -> ObjectBuilder {
     fields.into_iter().fold(
         ObjectBuilder::new()

@@ -1,4 +1,4 @@
-//! The session: who is signed in, and signing out.
+//! The session: shows the signed-in caller, and signs out.
 
 use axum::Json;
 use axum::extract::State;
@@ -13,7 +13,7 @@ use crate::app::AppState;
 use crate::auth::{self, COOKIE, Caller};
 use crate::problem::Problem;
 
-/// The caller.
+/// The authenticated caller.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct SignedIn {
     /// The name of the caller in the audit log.
@@ -22,7 +22,8 @@ pub struct SignedIn {
     tenant: String,
     /// The caller's scopes.
     scopes: Vec<String>,
-    /// For a session: send it with every change, as the header `X-CSRF-Token` or the form field `csrf_token`.
+    /// The CSRF token of a session. Send it with every change, as the header `X-CSRF-Token` or the form field
+    /// `csrf_token`.
     #[serde(skip_serializing_if = "Option::is_none")]
     csrf_token: Option<String>,
 }
@@ -35,7 +36,7 @@ pub async fn show_session(caller: Caller, headers: HeaderMap) -> Json<SignedIn> 
         actor: caller.actor().to_owned(),
         tenant: caller.tenant_name().to_owned(),
         scopes: caller.scopes().names(),
-        // Revealed to the page that must send it.
+        // The token is revealed here to the page that must send it.
         csrf_token: by_cookie.and_then(csrf_token).map(|token| token.reveal().to_owned()),
     })
 }
@@ -44,7 +45,7 @@ pub async fn show_session(caller: Caller, headers: HeaderMap) -> Json<SignedIn> 
 #[utoipa::path(delete, path = "/v1/session", tag = "session", security(("key" = [])), responses((status = 204, description = "The session has ended"), ProblemResponses))]
 pub async fn end_session(State(app): State<AppState>, caller: Caller, headers: HeaderMap) -> Result<Response, Problem> {
     if let Some(token) = auth::cookie(&headers) {
-        // The session ends whatever tenant the query names.
+        // The session ends regardless of the tenant that the query names.
         caller.store_of_all(&app).end_session(token).await?;
     }
     Ok((

@@ -6,7 +6,7 @@ use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
-/// States of deliveries.
+/// The states of a filter of deliveries.
 #[derive(Debug)]
 pub struct States(Vec<DeliveryState>);
 

@@ -1,4 +1,4 @@
-//! Suppressions: addresses to which nothing is sent.
+//! Suppressions: addresses that receive no messages.
 
 use axum::Json;
 use axum::extract::State;
@@ -15,20 +15,20 @@ use crate::auth::{Editor, Reader};
 use crate::problem::Problem;
 use crate::read::{Body, check_lengths};
 
-/// Which suppressions.
+/// The filter of suppressions.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct SuppressionQuery {
-    /// Only those that count on this channel, which includes those of every channel.
+    /// Only suppressions of this channel, and suppressions of all channels (`*`).
     #[param(max_length = 63)]
     channel: Option<String>,
-    /// Only those of this address.
+    /// Only suppressions of this address.
     #[param(max_length = 2048)]
     address: Option<String>,
 }
 
-/// Suppressions by channel and address, including those whose time is over.
+/// Lists suppressions, ordered by channel and address, including suppressions that have ended.
 #[utoipa::path(get, path = "/v1/suppressions", tag = "suppressions", security(("key" = ["read"])), params(SuppressionQuery, PageQuery, TenantQuery),
     responses((status = 200, description = "A page", body = Listing<SuppressionRow>), ProblemResponses))]
 pub async fn list_suppressions(
@@ -49,7 +49,7 @@ pub async fn list_suppressions(
     Ok(Json(Listing::of(rows, page.limit(), |row| (row.tenant_id, row.channel.clone(), row.address.clone()))))
 }
 
-/// Suppresses an address on a channel. A suppression of both is replaced.
+/// Suppresses an address on a channel. Replaces an earlier suppression of that address on that channel.
 #[utoipa::path(post, path = "/v1/suppressions", tag = "suppressions", security(("key" = ["edit"])), params(TenantQuery), request_body = SuppressionDraft,
     responses((status = 200, description = "Replaced", body = SuppressionRow), (status = 201, description = "Created", body = SuppressionRow), ProblemResponses))]
 pub async fn create_suppression(
@@ -61,28 +61,28 @@ pub async fn create_suppression(
     Ok((if is_new { StatusCode::CREATED } else { StatusCode::OK }, Json(made)))
 }
 
-/// Which suppression to remove.
+/// The suppression to remove.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SuppressedAddress {
-    /// The channel, as it was suppressed. `*` is the suppression of every channel.
+    /// The channel of the suppression. `*` means the suppression of every channel.
     #[schema(min_length = 1, max_length = 63, pattern = r"^(\*|[A-Za-z0-9_.-]+)$", example = "email")]
     channel: String,
-    /// The address. Case makes no difference in a mail address.
+    /// The suppressed address. Upper and lower case are the same in a mail address.
     #[schema(min_length = 1, max_length = 2048, example = "guest@example.com")]
     address: String,
 }
 
-/// How many suppressions were removed.
+/// The result of a removal.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct SuppressionsRemoved {
-    /// 1, or 0 if there was none.
+    /// The number of removed suppressions: 1, or 0 if there was none.
     removed: i32,
 }
 
 /// Removes a suppression. The address is in the body, so that it appears in no log of a proxy.
 #[utoipa::path(post, path = "/v1/suppressions/remove", tag = "suppressions", security(("key" = ["edit"])), params(TenantQuery), request_body = SuppressedAddress,
-    responses((status = 200, description = "Whether there was one", body = SuppressionsRemoved), ProblemResponses))]
+    responses((status = 200, description = "The number of removed suppressions", body = SuppressionsRemoved), ProblemResponses))]
 pub async fn remove_suppression(
     State(app): State<AppState>,
     Editor(caller): Editor,

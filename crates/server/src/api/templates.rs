@@ -1,4 +1,4 @@
-//! Templates: write, list, preview. Each change of a part makes a new version.
+//! Templates: write, list and preview. Each change of a part creates a new version.
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -22,30 +22,30 @@ use crate::read::{Body, Id, Params, check_lengths, given};
 use crate::templates::preview::{Preview, Wanted};
 use crate::templates::{Change, ONCE_PER, Saved, Templates};
 
-/// Which templates.
+/// The filter of templates.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct TemplateQuery {
-    /// Only templates for this event type.
+    /// Only templates of this event type.
     #[param(max_length = 255)]
     event_type: Option<String>,
-    /// Only templates for this channel.
+    /// Only templates of this channel.
     #[param(max_length = 255)]
     channel: Option<String>,
-    /// Only templates for this audience. Empty: only templates without an audience.
+    /// Only templates for this audience. An empty string selects templates without an audience.
     #[param(max_length = 255)]
     audience: Option<String>,
-    /// Only templates in this language. Empty: only templates for any language.
+    /// Only templates in this language. An empty string selects templates for any language.
     #[param(max_length = 255)]
     language: Option<String>,
-    /// Only templates with a scope of this type. Empty: only templates without a scope.
+    /// Only templates with a scope of this type. An empty string selects templates without a scope.
     #[param(max_length = 255)]
     scope_type: Option<String>,
     /// Only templates with this scope id.
     #[param(max_length = 255)]
     scope_id: Option<String>,
-    /// Only active templates, or only inactive ones.
+    /// `true`: only active templates. `false`: only inactive templates.
     active: Option<bool>,
     /// Only templates that use this layout or partial.
     #[param(max_length = 255)]
@@ -90,7 +90,7 @@ pub async fn list_templates(
 /// The parts of a version.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Parts {
-    /// Gives the address.
+    /// The part that renders the address.
     to: Option<String>,
     /// The subject or heading.
     subject: Option<String>,
@@ -98,15 +98,15 @@ pub struct Parts {
     text: Option<String>,
     /// The message as HTML.
     html: Option<String>,
-    /// Further fields for the channel, as JSON; each string in it is rendered as a template.
+    /// Additional fields for the channel, as JSON. Each string in it is rendered as a template.
     data: Option<Value>,
-    /// The layout that the HTML is put into.
+    /// The layout that surrounds the HTML.
     layout: Option<String>,
-    /// What a placeholder without a value becomes.
+    /// The treatment of placeholders without a value.
     missing: Missing,
-    /// How a bare date is written.
+    /// The format of dates without a format of their own, as a strftime pattern.
     date_format: String,
-    /// The time zone in which templates write times.
+    /// The time zone in which the template writes times.
     time_zone: String,
 }
 
@@ -117,7 +117,7 @@ impl From<Source> for Parts {
     }
 }
 
-/// A template with the parts of the version that is used.
+/// A template with the parts of its current version.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ShownTemplate {
     #[serde(flatten)]
@@ -131,18 +131,18 @@ pub struct ShownTemplate {
 pub struct SavedTemplate {
     #[serde(flatten)]
     template: ShownTemplate,
-    /// Whether something was written.
+    /// Whether the request wrote something.
     changed: bool,
-    /// What to know, e.g. placeholders that no event of this type has had.
+    /// Warnings, e.g. about placeholders that no event of this type has.
     warnings: Vec<Warning>,
-    /// Notifications of its event type that are not expanded yet: the change counts for them.
+    /// The number of notifications of its event type that are not expanded yet. They will use the changed template.
     waiting: i64,
     /// Whether `waiting` is exact. If not, there may be more.
     waiting_is_exact: bool,
 }
 
-/// A body that describes a template: its own fields, and those common to creation and change. The common fields are
-/// written once; flattened by serde, errors would not name them.
+/// Defines a body that describes a template: its own fields, and the fields that creation and change share. The shared
+/// fields are in a macro, because with serde's `flatten` errors would not name them.
 macro_rules! description {
     ($(#[$about:meta])* $body:ident { $($own:tt)* }) => {
         $(#[$about])*
@@ -150,34 +150,36 @@ macro_rules! description {
         #[serde(deny_unknown_fields)]
         pub struct $body {
             $($own)*
-            /// For whom it is written, e.g. `guest` or `host`: each gets its own message. Empty: for anyone.
+            /// The audience of the template, e.g. `guest` or `host`. Each audience gets its own message. An empty
+            /// string means anyone.
             #[schema(max_length = 63, pattern = "^[A-Za-z0-9_.-]*$")]
             audience: Option<String>,
-            /// The language it is written in, e.g. `pt-BR`. Empty: any.
+            /// The language of the template, e.g. `pt-BR`. An empty string means any language.
             #[schema(max_length = 35, pattern = "^([A-Za-z]{2,3}(-[A-Za-z0-9]{2,8}){0,3})?$")]
             language: Option<String>,
-            /// Use it only for notifications whose payload has this scope: `listing` is its field `listingId`.
-            /// Empty: for all.
+            /// The type of the scope: the template is used only for payloads in this scope. The type `listing` means
+            /// the field `listingId`. An empty string means every payload.
             #[schema(max_length = 63, pattern = "^[A-Za-z0-9_.-]*$")]
             scope_type: Option<String>,
-            /// The value of the scope, e.g. `10`.
+            /// The id of the scope, e.g. `10`.
             #[schema(max_length = 255)]
             scope_id: Option<String>,
-            /// Whether it is used.
+            /// Whether the template is active.
             active: Option<bool>,
-            /// `entity`: an entity gets it once per event type. `notification`, the default: each notification sends it.
+            /// `entity`: send the template once per entity and event type. `notification`, the default: send it for
+            /// each notification.
             #[schema(schema_with = once_per)]
             once_per: Option<String>,
-            /// The most messages for one recipient in a period, and what becomes of the rest. `null` removes it.
+            /// A limit of the messages to one recipient in a period. `null` removes it.
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<Throttle>)]
             throttle: Option<Option<Throttle>>,
-            /// Collects the events of a recipient, and sends one message with all of them. `null` removes it.
+            /// The rule to collect the events of a recipient and send one message for them. `null` removes it.
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<DigestRule>)]
             digest: Option<Option<DigestRule>>,
-            /// Gives the address. Without it: the recipient's, or the payload's phone or email. `null` removes it, here
-            /// and below.
+            /// The part that renders the address. Default: the address of the recipient, or the phone or email of the
+            /// payload. `null` removes the part.
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<String>)]
             to: Option<Option<String>>,
@@ -185,7 +187,7 @@ macro_rules! description {
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<String>)]
             subject: Option<Option<String>>,
-            /// The message as plain text. Without it, it is made from the HTML.
+            /// The message as plain text. Default: derived from the HTML.
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<String>)]
             text: Option<Option<String>>,
@@ -193,27 +195,29 @@ macro_rules! description {
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<String>)]
             html: Option<Option<String>>,
-            /// Further fields for the channel, as JSON; each string in it is rendered as a template.
+            /// Additional fields for the channel, as JSON. Each string in it is rendered as a template.
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<Object>)]
             data: Option<Option<Map<String, Value>>>,
-            /// The layout that the HTML is put into.
+            /// The layout that surrounds the HTML.
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<String>, max_length = 63)]
             layout: Option<Option<String>>,
-            /// What a placeholder without a value becomes. `null`: as the content settings say.
+            /// The treatment of placeholders without a value. `null`: the value of the content settings.
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<Missing>)]
             missing: Option<Option<Missing>>,
-            /// How a bare date is written, by strftime. `null`: as the content settings say.
+            /// The format of dates without a format of their own, as a strftime pattern. `null`: the value of the
+            /// content settings.
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<String>, min_length = 1, max_length = 63)]
             date_format: Option<Option<String>>,
-            /// The time zone in which templates write times, e.g. `Asia/Kolkata`. `null`: as the content settings say.
+            /// The time zone in which the template writes times, e.g. `Asia/Kolkata`. `null`: the value of the content
+            /// settings.
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<String>, min_length = 1, max_length = 63)]
             time_zone: Option<Option<String>>,
-            /// Why the version is made.
+            /// A note about the new version.
             #[schema(max_length = 1000)]
             note: Option<String>,
         }
@@ -249,33 +253,33 @@ macro_rules! description {
 }
 
 description! {
-    /// A template to be made. It needs one of `subject`, `text`, `html` and `data`.
+    /// A template to be created. It needs at least one of `subject`, `text`, `html` and `data`.
     NewTemplate {
-        /// 1 to 63 letters, digits, `_`, `-`, `.`; unique in the tenant.
+        /// The id: 1 to 63 letters, digits, `_`, `-`, `.`; unique in the tenant.
         #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
         id: String,
-        /// The event type that it is for.
+        /// The event type for which the template is used.
         #[schema(min_length = 1, max_length = 255)]
         event_type: String,
-        /// The channel on which it is sent.
+        /// The channel of the template.
         #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
         channel: String,
     }
 }
 
 description! {
-    /// What to change. A field that is left out keeps its value.
+    /// The fields to change. Omitted fields keep their values.
     TemplateChange {
-        /// Change it only if it still has this revision. Without one, the change applies to its present state.
+        /// Change the template only if it still has this revision. Without it, the change applies to any revision.
         #[schema(minimum = 1)]
         revision: Option<i32>,
-        /// Begin with the parts of this version instead of the present one.
+        /// The version whose parts the change starts from. Default: the current version.
         #[schema(minimum = 1)]
         from_version: Option<i32>,
-        /// The event type that it is for.
+        /// The event type for which the template is used.
         #[schema(min_length = 1, max_length = 255)]
         event_type: Option<String>,
-        /// The channel on which it is sent.
+        /// The channel of the template.
         #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
         channel: Option<String>,
     }
@@ -317,7 +321,7 @@ pub async fn create_template(
     Ok((StatusCode::CREATED, saved(&store, &caller, &id, made).await?))
 }
 
-/// Shows a template with the parts of the version that is used.
+/// Shows a template with the parts of its current version.
 #[utoipa::path(get, path = "/v1/templates/{id}", tag = "templates", security(("key" = ["read"])), params(("id" = String, Path), TenantQuery),
     responses((status = 200, description = "The template", body = ShownTemplate), ProblemResponses))]
 pub async fn get_template(
@@ -328,8 +332,8 @@ pub async fn get_template(
     Ok(Json(shown(&caller.store_of_one(&app), &caller, &id).await?))
 }
 
-/// Changes the given fields and keeps the others. A change of a part creates a new version. Deliveries that exist
-/// already keep the version they have.
+/// Changes the given fields and keeps the others. A change of a part creates a new version. Existing deliveries keep
+/// their version.
 #[utoipa::path(patch, path = "/v1/templates/{id}", tag = "templates", security(("key" = ["edit"])), params(("id" = String, Path), TenantQuery), request_body = TemplateChange,
     responses((status = 200, description = "The template after the change", body = SavedTemplate), ProblemResponses))]
 pub async fn update_template(
@@ -364,7 +368,7 @@ pub async fn activate_template(
     set_active(&app, &caller, &id, true).await
 }
 
-/// Deactivates a template. Deliveries that exist already keep it.
+/// Deactivates a template. Existing deliveries keep it.
 #[utoipa::path(post, path = "/v1/templates/{id}/deactivate", tag = "templates", security(("key" = ["edit"])), params(("id" = String, Path), TenantQuery),
     responses((status = 200, description = "The template is not active", body = SavedTemplate), ProblemResponses))]
 pub async fn deactivate_template(
@@ -375,7 +379,7 @@ pub async fn deactivate_template(
     set_active(&app, &caller, &id, false).await
 }
 
-/// Deletes a template that is not active. Its versions are kept, because deliveries name them.
+/// Deletes an inactive template. Its versions are kept, because deliveries refer to them.
 #[utoipa::path(delete, path = "/v1/templates/{id}", tag = "templates", security(("key" = ["edit"])), params(("id" = String, Path), TenantQuery),
     responses((status = 204, description = "The template is deleted"), ProblemResponses))]
 pub async fn delete_template(
@@ -402,17 +406,17 @@ pub async fn list_template_versions(
     Ok(Json(Listing::of(rows, page.limit(), |row| row.version)))
 }
 
-/// One version of a template, with the copies it holds.
+/// One version of a template, with its copies of the layout, partials and brand values.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ShownVersion {
     #[serde(flatten)]
     version: VersionRow,
     #[serde(flatten)]
     parts: Parts,
-    /// Copies of the layout and the partials it uses, by name.
+    /// Copies of the layout and the partials that the version uses, by name.
     #[schema(value_type = Object)]
     copies: Value,
-    /// A copy of the brand values, if it uses any.
+    /// A copy of the brand values, if the version uses any.
     #[schema(value_type = Object)]
     brand: Value,
 }
@@ -434,26 +438,26 @@ pub async fn get_template_version(
     Ok(Json(ShownVersion { version, parts: source.into(), copies, brand }))
 }
 
-/// What to render, and with what.
+/// The version and the data to render.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PreviewRequest {
-    /// The version. Default: the one that is used.
+    /// The number of the version. Default: the current version.
     #[schema(minimum = 1)]
     version: Option<i32>,
     /// The event's data. Default: the sample of the event type, or else its newest event.
     #[schema(value_type = Option<Object>)]
     payload: Option<Map<String, Value>>,
-    /// A past notification whose data is used, instead of `payload`.
+    /// The id of a past notification, whose data is used instead of `payload`.
     #[schema(value_type = Option<String>, format = Uuid)]
     notification_id: Option<Uuid>,
-    /// The user that is written to, as templates read it.
+    /// The user that receives the message, with the fields that templates read.
     #[schema(value_type = Option<Object>)]
     user: Option<Map<String, Value>>,
-    /// The language of the reader.
+    /// The language of the recipient.
     #[schema(max_length = 35)]
     language: Option<String>,
-    /// The time zone of the reader.
+    /// The time zone of the recipient.
     #[schema(max_length = 63)]
     time_zone: Option<String>,
 }
@@ -461,7 +465,10 @@ pub struct PreviewRequest {
 impl PreviewRequest {
     fn check(&self) -> Result<(), Problem> {
         if self.payload.is_some() && self.notification_id.is_some() {
-            return Err(Problem::invalid("payload", "is not allowed together with `notification_id`"));
+            return Err(Problem::invalid(
+                "payload",
+                "is not allowed together with `notification_id`; give only one of them",
+            ));
         }
         for (field, value, most) in [("language", &self.language, 35), ("time_zone", &self.time_zone, 63)] {
             let count = value.as_ref().map_or(0, |text| text.chars().count());
@@ -475,7 +482,7 @@ impl PreviewRequest {
 
 /// Renders a version with sample data or a past notification. Nothing is sent.
 #[utoipa::path(post, path = "/v1/templates/{id}/preview", tag = "templates", security(("key" = ["read"])), params(("id" = String, Path), TenantQuery), request_body = PreviewRequest,
-    responses((status = 200, description = "As it would be sent, or why it would not", body = Preview), ProblemResponses))]
+    responses((status = 200, description = "The rendered message, or the reason why it cannot be rendered", body = Preview), ProblemResponses))]
 pub async fn preview_template(
     State(app): State<AppState>,
     Reader(caller): Reader,

@@ -1,4 +1,4 @@
-//! Tenants: create, list, weigh, suspend.
+//! Tenants: create, list, change the weight, suspend and resume.
 
 use axum::Json;
 use axum::extract::State;
@@ -14,7 +14,7 @@ use crate::auth::Ops;
 use crate::problem::{Problem, ProblemKind};
 use crate::read::{Body, Id, Params};
 
-/// Lists tenants by name.
+/// Lists tenants, ordered by name.
 #[utoipa::path(get, path = "/v1/tenants", tag = "tenants", security(("key" = ["ops"])), params(PageQuery),
     responses((status = 200, description = "A page of the list", body = Listing<TenantRow>), ProblemResponses))]
 pub async fn list_tenants(
@@ -48,7 +48,7 @@ pub async fn create_tenant(
     Ok((StatusCode::CREATED, shown(&app, id).await?))
 }
 
-/// Why the tenant is suspended.
+/// The suspension of a tenant.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Suspension {
@@ -73,7 +73,7 @@ pub async fn suspend_tenant(
     if suspended {
         shown(&app, id).await
     } else {
-        Err(Problem::new(ProblemKind::StateConflict, "the tenant is suspended already"))
+        Err(Problem::new(ProblemKind::StateConflict, "the tenant is already suspended"))
     }
 }
 
@@ -95,12 +95,12 @@ pub async fn resume_tenant(
     }
 }
 
-/// What to change.
+/// The fields to change.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TenantUpdate {
-    /// The share of the tenant while several tenants have due deliveries: weight 3 gets three times as many sends as
-    /// weight 1.
+    /// The weight: the tenant's share of the sends while several tenants have due deliveries. Weight 3 gets three times
+    /// as many sends as weight 1.
     #[schema(minimum = 1, maximum = 100, example = 3)]
     weight: i32,
 }
@@ -132,7 +132,8 @@ impl From<TenantError> for Problem {
         match error {
             TenantError::Refused(problem) => Self::of_field(&problem),
             TenantError::Taken(name) => {
-                Self::new(ProblemKind::StateConflict, format!("tenant {name:?} exists already")).about("name")
+                Self::new(ProblemKind::StateConflict, format!("tenant {name:?} already exists; choose another name"))
+                    .about("name")
             }
             TenantError::Database(problem) => problem.into(),
         }

@@ -18,7 +18,7 @@ use crate::auth::{Editor, Reader};
 use crate::problem::Problem;
 use crate::read::{Body, Id, Params, given};
 
-/// Users by id.
+/// Lists users, ordered by id.
 #[utoipa::path(get, path = "/v1/users", tag = "users", security(("key" = ["read"])), params(PageQuery, TenantQuery),
     responses((status = 200, description = "A page", body = Listing<UserRow>), ProblemResponses))]
 pub async fn list_users(
@@ -42,18 +42,18 @@ macro_rules! description {
             /// The display name.
             #[schema(min_length = 1, max_length = 255)]
             name: Option<String>,
-            /// A language tag such as `pt-BR`.
+            /// The language, a tag such as `pt-BR`.
             #[schema(pattern = "^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8}){0,3}$", max_length = 30)]
             language: Option<String>,
-            /// A name of the IANA time zone database such as `Asia/Kolkata`.
+            /// The time zone, an IANA name such as `Asia/Kolkata`.
             #[schema(min_length = 1, max_length = 63)]
             time_zone: Option<String>,
-            /// When the user is left alone, in the user's time zone or else in that of the tenant.
+            /// The quiet hours, in the user's time zone, or else in the tenant's time zone.
             quiet_hours: Option<QuietHours>,
             /// Fields that templates read as `user.data.name`: at most 2,048 bytes of JSON.
             #[serde(default)]
             data: Map<String, Value>,
-            /// The addresses. The first one of a kind that is not disabled is used.
+            /// The addresses. For each kind, the first address that is not disabled is used.
             #[serde(default)]
             #[schema(max_items = 20)]
             addresses: Vec<UserAddress>,
@@ -77,16 +77,17 @@ macro_rules! description {
 description! {
     /// A user to be created.
     NewUser {
-        /// The application's id of the user: no control characters, and no `.` or `..` as the whole id or between slashes.
+        /// The application's id of the user: no control characters, and no `.` or `..` as the whole id or between
+        /// slashes.
         #[schema(min_length = 1, max_length = 255, example = "42")]
         id: String,
     }
 }
 
 description! {
-    /// A user as it is to be. A field that is left out becomes empty.
+    /// The new content of a user. Omitted fields become empty.
     UserReplacement {
-        /// Replace it only if it still has this revision. Without one, a user that does not exist is created.
+        /// Replace the user only if it still has this revision. Without it, a user that does not exist is created.
         #[schema(minimum = 1)]
         revision: Option<i32>,
     }
@@ -105,7 +106,7 @@ pub async fn create_user(
     Ok((StatusCode::CREATED, Json(made)))
 }
 
-/// One user.
+/// Returns one user.
 #[utoipa::path(get, path = "/v1/users/{id}", tag = "users", security(("key" = ["read"])), params(("id" = String, Path, description = "The user's id"), TenantQuery),
     responses((status = 200, description = "The user", body = UserRow), ProblemResponses))]
 pub async fn get_user(
@@ -117,9 +118,9 @@ pub async fn get_user(
     found.map(Json).ok_or_else(|| Problem::not_found("user"))
 }
 
-/// Replaces a user, or creates it.
+/// Replaces a user, or creates it if it does not exist.
 #[utoipa::path(put, path = "/v1/users/{id}", tag = "users", security(("key" = ["edit"])), params(("id" = String, Path, description = "The user's id"), TenantQuery), request_body = UserReplacement,
-    responses((status = 200, description = "As it is now", body = UserRow), (status = 201, description = "Created", body = UserRow), ProblemResponses))]
+    responses((status = 200, description = "The user after the change", body = UserRow), (status = 201, description = "Created", body = UserRow), ProblemResponses))]
 pub async fn put_user(
     State(app): State<AppState>,
     Editor(caller): Editor,
@@ -131,39 +132,39 @@ pub async fn put_user(
     Ok((if is_new { StatusCode::CREATED } else { StatusCode::OK }, Json(user)))
 }
 
-/// What to change. A field that is left out keeps its value, and `null` removes a value.
+/// The fields to change. Omitted fields keep their values, and `null` removes a value.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UserUpdate {
-    /// Change it only if it still has this revision. Without one, the change applies to its present state.
+    /// Change the user only if it still has this revision. Without it, the change applies to any revision.
     #[schema(minimum = 1)]
     revision: Option<i32>,
     /// The display name.
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<String>, min_length = 1, max_length = 255)]
     name: Option<Option<String>>,
-    /// A language tag such as `pt-BR`.
+    /// The language, a tag such as `pt-BR`.
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<String>, pattern = "^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8}){0,3}$", max_length = 30)]
     language: Option<Option<String>>,
-    /// A name of the IANA time zone database such as `Asia/Kolkata`.
+    /// The time zone, an IANA name such as `Asia/Kolkata`.
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<String>, min_length = 1, max_length = 63)]
     time_zone: Option<Option<String>>,
-    /// When the user is left alone, in the user's time zone or else in that of the tenant.
+    /// The quiet hours, in the user's time zone, or else in the tenant's time zone.
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<QuietHours>)]
     quiet_hours: Option<Option<QuietHours>>,
     /// All fields that templates read as `user.data.name`: at most 2,048 bytes of JSON.
     data: Option<Map<String, Value>>,
-    /// All addresses. The first one of a kind that is not disabled is used.
+    /// All addresses. For each kind, the first address that is not disabled is used.
     #[schema(max_items = 20)]
     addresses: Option<Vec<UserAddress>>,
 }
 
-/// Changes what is given, and keeps the rest.
+/// Changes the given fields of a user and keeps the others.
 #[utoipa::path(patch, path = "/v1/users/{id}", tag = "users", security(("key" = ["edit"])), params(("id" = String, Path, description = "The user's id"), TenantQuery), request_body = UserUpdate,
-    responses((status = 200, description = "As it is now", body = UserRow), ProblemResponses))]
+    responses((status = 200, description = "The user after the change", body = UserRow), ProblemResponses))]
 pub async fn update_user(
     State(app): State<AppState>,
     Editor(caller): Editor,
@@ -181,9 +182,9 @@ pub async fn update_user(
     Ok(Json(caller.store_of_one(&app).update_user(caller.tenant(), &id, to.revision, &change).await?))
 }
 
-/// Deletes a user with its addresses, its preferences and its places in lists.
+/// Deletes a user with its addresses, preferences and list memberships.
 #[utoipa::path(delete, path = "/v1/users/{id}", tag = "users", security(("key" = ["edit"])), params(("id" = String, Path, description = "The user's id"), TenantQuery),
-    responses((status = 204, description = "It is gone"), ProblemResponses))]
+    responses((status = 204, description = "The user is deleted"), ProblemResponses))]
 pub async fn delete_user(
     State(app): State<AppState>,
     Editor(caller): Editor,
@@ -196,7 +197,8 @@ pub async fn delete_user(
 /// All preferences of a user.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ShownPreferences {
-    /// By event type and channel. The most specific one decides: event type and channel, event type, channel, all.
+    /// The preferences by event type and channel. The most specific preference decides: event type and channel, event
+    /// type, channel, all.
     items: Vec<PreferenceRow>,
 }
 
@@ -206,9 +208,9 @@ impl ShownPreferences {
     }
 }
 
-/// What a user wants to get. A user without a profile may have preferences.
+/// Returns the preferences of a user. A user without a profile may have preferences.
 #[utoipa::path(get, path = "/v1/users/{id}/preferences", tag = "users", security(("key" = ["read"])), params(("id" = String, Path, description = "The user's id"), TenantQuery),
-    responses((status = 200, description = "All of them", body = ShownPreferences), ProblemResponses))]
+    responses((status = 200, description = "All preferences of the user", body = ShownPreferences), ProblemResponses))]
 pub async fn list_preferences(
     State(app): State<AppState>,
     Reader(caller): Reader,
@@ -221,14 +223,14 @@ pub async fn list_preferences(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GivenPreferences {
-    /// Each pair of event type and channel once.
+    /// The preferences. Each pair of event type and channel may be given once.
     #[schema(max_items = 500)]
     preferences: Vec<PreferenceDraft>,
 }
 
 /// Replaces all preferences of a user.
 #[utoipa::path(put, path = "/v1/users/{id}/preferences", tag = "users", security(("key" = ["edit"])), params(("id" = String, Path, description = "The user's id"), TenantQuery), request_body = GivenPreferences,
-    responses((status = 200, description = "As they are now", body = ShownPreferences), ProblemResponses))]
+    responses((status = 200, description = "The preferences after the change", body = ShownPreferences), ProblemResponses))]
 pub async fn replace_preferences(
     State(app): State<AppState>,
     Editor(caller): Editor,
@@ -240,9 +242,9 @@ pub async fn replace_preferences(
     ShownPreferences::of(&store, caller.tenant(), &id).await
 }
 
-/// Sets the given preferences of a user, and keeps the others. One whose `allowed` is null is removed.
+/// Sets the given preferences of a user and keeps the others. A preference whose `allowed` is null is removed.
 #[utoipa::path(patch, path = "/v1/users/{id}/preferences", tag = "users", security(("key" = ["edit"])), params(("id" = String, Path, description = "The user's id"), TenantQuery), request_body = GivenPreferences,
-    responses((status = 200, description = "As they are now", body = ShownPreferences), ProblemResponses))]
+    responses((status = 200, description = "The preferences after the change", body = ShownPreferences), ProblemResponses))]
 pub async fn set_preferences(
     State(app): State<AppState>,
     Editor(caller): Editor,

@@ -30,7 +30,10 @@ pub fn check(parts: &Parts, session: &Session) -> Result<(), Problem> {
     }
     let text = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok());
     if !same_origin(text("origin"), text("host")) {
-        return Err(Problem::new(ProblemKind::Forbidden, "the request comes from another site"));
+        return Err(Problem::new(
+            ProblemKind::Forbidden,
+            "the request comes from another site; send it from a page of this server",
+        ));
     }
     // The secret is revealed here to compare it.
     let in_form = || parts.extensions.get::<FormToken>().map(|token| token.0.reveal());

@@ -1,4 +1,4 @@
-//! `postcommit apply`: makes the configuration of a tenant what a folder says.
+//! The command `postcommit apply`: changes the configuration of a tenant so that it matches a folder of files.
 
 use std::borrow::Borrow;
 use std::path::PathBuf;
@@ -19,22 +19,16 @@ use crate::telemetry::say;
 
 #[derive(Debug, Args)]
 pub struct Apply {
-    /// The folder, as `postcommit export` writes it
+    /// Folder, in the form that `postcommit export` writes
     #[arg(short = 'f', long = "folder", value_name = "DIR")]
     folder: PathBuf,
+    /// Tenant of the objects
     #[arg(long, default_value = "default")]
     tenant: String,
-    /// Show the difference, check all of it, and change nothing
-    ///
-    /// Templates and layouts are compiled. What would be refused is reported as without this option.
+    /// Show the differences and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Remove what the folder does not have, of the kinds for which it has a folder; asks before
-    ///
-    /// A template is deactivated and hidden; its versions stay, and a template of the same id brings it back. Layouts,
-    /// partials, providers and lists with their members are deleted, and the declarations of event types. A layout that
-    /// is used, a list inside another one, and a provider for which deliveries wait are refused. The content settings
-    /// stay.
+    /// Delete objects that have no file; only kinds that have a subfolder are affected
     #[arg(long)]
     prune: bool,
     /// Do not ask for confirmation of what --prune removes
@@ -76,7 +70,7 @@ impl Apply {
         }
         match result {
             Err(failure) if !made.is_empty() => {
-                say!("the changes above were made before that, and stay");
+                say!("the changes above were made before the error and are kept");
                 Err(failure)
             }
             Err(failure) => Err(failure),
@@ -184,7 +178,7 @@ fn removal(difference: &Difference) -> String {
 
 fn print<T: Borrow<Difference> + Serialize>(format: Format, differences: &[T]) {
     match format {
-        Format::Text if differences.is_empty() => say!("nothing differs"),
+        Format::Text if differences.is_empty() => say!("no differences"),
         Format::Text => output::print(&output::harmless(&text(differences))),
         _ => output::list(format, differences, &[]),
     }
@@ -214,7 +208,7 @@ fn text<T: Borrow<Difference>>(differences: &[T]) -> String {
     lines.join("\n")
 }
 
-/// A field before and after: the lines that differ, without those that are alike at the begin and at the end.
+/// The lines of a field that differ, without the equal lines at the beginning and at the end.
 fn difference(field: &str, from: &Value, to: &Value) -> Vec<String> {
     let written = |value: &Value| match value {
         Value::Null => String::new(),

@@ -1,4 +1,4 @@
-//! `postcommit audit`.
+//! The command `postcommit audit`.
 
 use clap::Args;
 use postcommit::Timestamp;
@@ -29,7 +29,7 @@ pub struct Audit {
     /// Only entries before this time
     #[arg(long, value_name = "TIME")]
     until: Option<Timestamp>,
-    /// Show the page that follows the entry with this id
+    /// Only entries older than the entry with this id: the last id of the previous page
     #[arg(long, value_name = "ID")]
     before: Option<i64>,
     #[command(flatten)]
@@ -62,7 +62,7 @@ const COLUMNS: [output::Column<AuditRow>; 9] = [
     ("action", |entry| entry.action.clone()),
     ("subject", |entry| entry.subject.clone()),
     ("count", |entry| entry.count.to_string()),
-    // All entries of a job name the job, so that they can be recognised.
+    // All entries of one job have the id of the job as their request id.
     ("request id", |entry| or_dash(&entry.request_id)),
     ("details", |entry| entry.details.as_ref().map_or_else(|| "-".into(), output::pairs)),
 ];

@@ -1,4 +1,4 @@
-//! `postcommit config`.
+//! The command `postcommit config`.
 
 use clap::Subcommand;
 use serde_json::json;
@@ -36,7 +36,7 @@ impl Config {
                 );
             }
         }
-        // Shown even when a value is refused, since here a person looks for it.
+        // The settings are printed even if a value is invalid, because the operator is looking for that value.
         if let Err(problem) = layers.settings() {
             say!("postcommit: {problem}");
             return Ok(Exit::Usage);

@@ -1,4 +1,4 @@
-//! `postcommit content`: what the templates of a tenant have in common.
+//! The command `postcommit content`: the settings that all templates of a tenant share.
 
 use clap::{Args, Subcommand};
 
@@ -14,10 +14,11 @@ use crate::templates::layouts::SettingsChange;
 pub enum Content {
     /// Show the content settings of a tenant
     Show {
+        /// Tenant of the content settings
         #[arg(long, default_value = "default")]
         tenant: String,
     },
-    /// Change the given content settings; templates that have the same value, or use brand values, get a new version
+    /// Change the given content settings and keep the others; templates that use them get a new version
     Update(Update),
 }
 
@@ -26,27 +27,28 @@ const BRAND: &str = r#"{"name": "Sea View"}"#;
 
 #[derive(Debug, Args)]
 pub struct Update {
+    /// Tenant of the content settings
     #[arg(long, default_value = "default")]
     tenant: String,
-    /// The language of users without one, e.g. pt-BR; "" removes it
+    /// Language of users without a language, e.g. pt-BR; an empty string removes it
     #[arg(long)]
     language: Option<String>,
-    /// The time zone in which templates write times, e.g. Asia/Kolkata
+    /// Time zone in which templates write times, e.g. Asia/Kolkata
     #[arg(long, value_name = "ZONE")]
     time_zone: Option<String>,
-    /// How a bare date is written, by strftime
+    /// Format of dates without a format of their own, as a strftime pattern
     #[arg(long, value_name = "FORMAT")]
     date_format: Option<String>,
-    /// What a placeholder without a value becomes: empty, keep or refuse
+    /// Treatment of placeholders without a value: empty, keep or refuse
     #[arg(long)]
     missing: Option<String>,
-    /// Values that templates read as brand.name: a JSON object, @FILE, or - for stdin; replaces all of them
+    /// Values that templates read as brand.name: a JSON object, @FILE, or - for stdin; replaces all brand values
     #[arg(long, value_name = "JSON")]
     brand: Option<String>,
-    /// Change them only if they still have this revision
+    /// Change the content settings only if they still have this revision
     #[arg(long, value_name = "NUMBER")]
     revision: Option<i32>,
-    /// Say only which templates would get a new version
+    /// List the templates that would get a new version, and change nothing
     #[arg(long)]
     dry_run: bool,
 }

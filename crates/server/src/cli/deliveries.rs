@@ -1,4 +1,4 @@
-//! `postcommit deliveries`.
+//! The command `postcommit deliveries`.
 
 mod act;
 mod cancel;
@@ -24,7 +24,7 @@ use which::Which;
 pub enum Deliveries {
     /// List deliveries, newest first
     List(List),
-    /// Show one delivery with its attempts, or one notification if the id is a notification's
+    /// Show one delivery with its attempts, or one notification if the id is that of a notification
     Show {
         /// Id of a delivery (NOTIFICATION.N) or of a notification
         #[arg(value_parser = super::any_id)]
@@ -44,10 +44,10 @@ pub enum Deliveries {
     Cancel(cancel::CancelArgs),
     /// Send the last notification of an entity over a channel again, as a copy
     ///
-    /// It copies the last notification that was sent for the entity over this channel. If none was sent, it copies the
-    /// last one that was enqueued. The original is not changed.
+    /// The command copies the last notification that was sent for the entity over this channel. If none was sent, it
+    /// copies the last notification that was enqueued for the entity. The original is not changed.
     Resend(ResendArgs),
-    /// Print attempts as they happen, of all deliveries or of the matching ones
+    /// Print attempts as they happen, of all deliveries or only of matching deliveries
     Tail(Tail),
 }
 
@@ -114,16 +114,16 @@ const COLUMNS: [output::Column<DeliveryRow>; 12] = [
     ("error", |r| or_dash(&r.error_code)),
 ];
 
-/// The last columns, because they are the widest.
+/// The column `waits for`. It is the last column, because it is the widest.
 const WAITS_FOR: output::Column<DeliveryRow> = ("waits for", |r| or_dash(&r.waits_for));
 const WARNING: output::Column<DeliveryRow> = ("warning", |r| or_dash(&r.warning));
 
-/// The full address where it was asked for, else the masked one.
+/// The full address if it was requested, otherwise the masked address.
 fn shown_address(row: &DeliveryRow) -> &Option<String> {
     if row.address.is_some() { &row.address } else { &row.target }
 }
 
-/// What the list of one entity shows beside.
+/// Additional columns when the list is limited to one entity.
 const ENTITY_COLUMNS: [output::Column<DeliveryRow>; 5] = [
     ("sent", |r| r.sent_at.map_or_else(|| "-".into(), output::seconds)),
     ("template", |r| or_dash(&r.template)),

@@ -1,4 +1,4 @@
-//! `postcommit dispatch`: one bounded pass, for cron or by hand.
+//! The command `postcommit dispatch`: sends due deliveries in one pass of limited duration, for cron or for operators.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::{app, telemetry};
 
 #[derive(Debug, Args)]
 pub struct Dispatch {
-    /// Make one pass over the due deliveries, then exit
+    /// Send the due deliveries in one pass, then exit
     #[arg(long, required = true)]
     once: bool,
     /// Stop claiming deliveries after this many seconds, 1 to 3600; running sends are finished
@@ -70,19 +70,18 @@ impl Dispatch {
     }
 }
 
-/// Why the pass sent nothing of a notification. The pass has made it due, also where its provider is closed.
+/// The reason why the pass sent no delivery of a notification. The pass has made the notification due, even if its
+/// provider is closed.
 async fn why_nothing(store: &Store, id: Uuid) -> Result<String, Failure> {
     let state = store.notification_row(id).await?.map_or_else(|| "gone".into(), |row| row.state);
     let rows = store.delivery_rows(&DeliveryFilter::of_notification(id)).await?.rows;
     let waits = rows.into_iter().find_map(|row| row.waits_for).map(|what| {
-        format!(
-            " and waits for {what}. It is due now, and is sent without this command as soon as nothing else keeps it"
-        )
+        format!(" and waits for {what}. It is due now; a running server sends it as soon as this wait ends")
     });
     Ok(format!("the notification is {state}{}", waits.unwrap_or_default()))
 }
 
-/// Another pass delivers what is due: exit with success, so that cron sends no mail.
+/// Prints that another pass is running, and exits with success, so that cron sends no mail.
 fn under_way(format: Format) -> Exit {
     let nothing = json!({"sent": 0, "again": 0, "parked": 0, "dropped": 0, "stale": 0, "more": true, "running": true});
     output::one(format, &nothing, |_| "another dispatch pass is running; this one did nothing".into());

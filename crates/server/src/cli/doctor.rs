@@ -1,4 +1,5 @@
-//! `postcommit doctor`: checks the installation, and says what needs attention and how to fix it. It changes nothing.
+//! The command `postcommit doctor`: checks the installation, and says what needs attention and how to fix it. It
+//! changes nothing.
 
 mod access;
 mod channels;
@@ -25,7 +26,7 @@ use crate::settings::Settings;
 #[derive(Serialize)]
 struct CheckResult {
     check: &'static str,
-    /// ok, note, warning or problem; only a problem changes the exit code
+    /// The result: ok, note, warning or problem. Only a problem changes the exit code.
     result: &'static str,
     detail: String,
 }
@@ -36,7 +37,7 @@ fn finding(check: &'static str, result: &'static str, detail: impl Into<String>)
 
 pub async fn run(format: Format, settings: &Settings) -> CommandResult {
     let mut findings = vec![];
-    // What could be examined is shown in any case.
+    // Print the findings so far, even if a later check fails.
     if let Err(failure) = examine(settings, &mut findings).await {
         findings.push(finding("database", "problem", failure.to_string()));
     }
@@ -60,7 +61,11 @@ async fn examine(settings: &Settings, findings: &mut Vec<CheckResult>) -> Result
              delivered; check database.url",
         )),
         Err(problem) => {
-            findings.push(finding("database", "problem", format!("the database cannot be written: {problem}")));
+            findings.push(finding(
+                "database",
+                "problem",
+                format!("the database cannot be written: {problem}; check its disk and the permissions of this login"),
+            ));
         }
     }
     findings.extend(access::examine(&store).await?);
@@ -97,7 +102,8 @@ async fn examine(settings: &Settings, findings: &mut Vec<CheckResult>) -> Result
     Ok(())
 }
 
-/// Leases use the database's clock; a wrong clock of the host only misdates its logs.
+/// Compares the clocks of the host and the database. Leases use the database's clock, so a wrong clock of the host only
+/// affects the times in its logs.
 async fn clock(store: &Store) -> Result<CheckResult, Failure> {
     let apart = store.now().await?.as_micros() - postcommit_channel::clock::now().as_micros();
     let seconds = apart / 1_000_000;
@@ -140,7 +146,7 @@ async fn partitions(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     Ok(std::iter::once(ahead).chain(caught).collect())
 }
 
-/// What waits for suspended tenants is not late: it is not to be sent.
+/// Reports suspended tenants. Their deliveries do not count as late.
 async fn suspended(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     let tenants = store.suspended_tenants().await?;
     Ok(tenants
@@ -150,7 +156,7 @@ async fn suspended(store: &Store) -> Result<Vec<CheckResult>, Failure> {
             finding(
                 "tenant",
                 "warning",
-                format!("{}: suspended: {why}; `postcommit tenants resume {}` resumes it", tenant.name, tenant.name),
+                format!("{} is suspended: {why}; `postcommit tenants resume {}` resumes it", tenant.name, tenant.name),
             )
         })
         .collect())
@@ -199,11 +205,11 @@ async fn reused_keys(store: &Store) -> Result<Option<CheckResult>, Failure> {
     Ok(Some(finding("keys", "warning", detail)))
 }
 
-/// What workers say about the secrets of a provider.
+/// The reports of the workers about the secrets of a provider.
 struct Opened<'a> {
-    /// Why none of them can open the secrets.
+    /// The reason why no worker can decrypt the secrets.
     not: Option<&'a NotDecrypted>,
-    /// Whether a worker runs at all.
+    /// Whether a worker runs.
     is_served: bool,
 }
 
@@ -229,7 +235,7 @@ fn provider(settings: &Settings, provider: &Provider, tenant: &str, opened: &Ope
             .map(|problem| format!(" On this host: {problem}"))
             .unwrap_or_default();
         let remedy = match &why.pass_on {
-            // Another host or directory may have the key, so nothing says that it is lost.
+            // The key may be on another host or in another directory, so it may not be lost.
             Some(host) => format!(
                 "no server runs, and the passes on host {host} have no usable key; start a server that has the key, \
                  or run the passes with it (secrets.key_file)"
@@ -250,15 +256,15 @@ fn provider(settings: &Settings, provider: &Provider, tenant: &str, opened: &Ope
     }
 }
 
-/// Adds how to retry the deliveries that are parked as `config`: a resume does not retry them.
+/// Adds the command that retries the deliveries that are parked as `config`, because a resume does not retry them.
 fn with_parked(found: CheckResult, provider: &Provider, tenant: &str, parked: i64) -> CheckResult {
     let Some(what) = retry_parked(&provider.name, tenant, parked) else { return found };
     let (result, when) = if found.result == "problem" { ("problem", ". Then retry its ") } else { ("warning", "; ") };
     finding(found.check, result, format!("{}{when}{what}", found.detail))
 }
 
-/// Whether a driver can be built from it. Secrets that a worker has opened need not open here: doctor may run
-/// elsewhere, without the key.
+/// Checks that a driver can be built from the provider. Secrets that a worker has decrypted are not checked here,
+/// because `doctor` may run on a host without the key.
 fn usable(settings: &Settings, provider: &Provider, is_served: bool) -> Result<(), String> {
     let open = |sealed: &Vec<u8>| app::keys(settings).existing()?.open(sealed, provider.tenant, &provider.name);
     let secrets = match provider.secrets.as_ref().map(open) {

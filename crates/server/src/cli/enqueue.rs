@@ -1,4 +1,4 @@
-//! `postcommit enqueue`.
+//! The command `postcommit enqueue`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,12 +22,12 @@ use crate::telemetry::say;
 
 #[derive(Debug, Args)]
 pub struct Enqueue {
-    /// The event type, e.g. booking.confirmed
+    /// Event type, e.g. booking.confirmed
     #[arg(required_unless_present = "json")]
     event_type: Option<String>,
     /// Recipient: email:a@b.c, phone:+49…, webhook:https://…, slack:…, teams:…, user:ID, list:NAME or
     /// provider:NAME:ADDRESS; repeatable. Only user and webhook have a driver that sends; other addresses need a
-    /// provider of the driver capture, which only records them
+    /// provider with the driver capture, which only records messages
     #[arg(long = "to", value_name = "RECIPIENT")]
     to: Vec<String>,
     /// The event's data as JSON; @FILE reads a file, - reads stdin, here and for --data, --source and --json
@@ -39,7 +39,7 @@ pub struct Enqueue {
     /// Tenant of the notification; a new name creates the tenant [default: default]
     #[arg(long)]
     tenant: Option<String>,
-    /// The entity that the notification is about, e.g. a booking's id
+    /// Entity that the notification is about, e.g. the id of a booking
     #[arg(long)]
     entity: Option<String>,
     /// Send only over this channel; repeatable
@@ -60,10 +60,10 @@ pub struct Enqueue {
     /// Priority, 0 to 9; 9 is sent first [default: 5]
     #[arg(long)]
     priority: Option<i16>,
-    /// Do not send before this time, e.g. 2026-03-15T09:30:00Z
+    /// Do not send before this time, RFC 3339, e.g. 2026-03-15T09:30:00Z [default: now]
     #[arg(long, value_name = "TIME")]
     due_at: Option<String>,
-    /// Do not send after this time [default: 30 days after it is due]
+    /// Do not send after this time, RFC 3339 [default: 30 days after --due-at]
     #[arg(long, value_name = "TIME")]
     expires_at: Option<String>,
     /// Where the notification comes from, as JSON: {"site": …, "instance": …, "script": …, "rule": …}
@@ -72,10 +72,10 @@ pub struct Enqueue {
     /// Id of the request or trace that caused the notification
     #[arg(long)]
     correlation_id: Option<String>,
-    /// The stream that the event belongs to
+    /// Stream that the event belongs to, e.g. booking.events
     #[arg(long)]
     topic: Option<String>,
-    /// Version of the payload's structure
+    /// Version of the payload's format
     #[arg(long)]
     schema_version: Option<i32>,
     /// Fail if the idempotency key was used before with other content
@@ -95,7 +95,7 @@ pub struct Enqueue {
 impl Enqueue {
     pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let json = self.json()?;
-        // A tenant that is not a text is refused when the rest is read.
+        // A tenant that is not a string is refused later, when the whole notification is read.
         let tenant = named_tenant(json.get()).ok().flatten().unwrap_or_else(|| "default".to_owned());
         app::say_database(settings);
         let store = app::store(settings).await?;
@@ -104,7 +104,7 @@ impl Enqueue {
         if note.note().recipients.is_empty() && !has_template(&store, owner.id, &note.note().event_type).await? {
             say!(
                 "postcommit: the notification names no recipient, and its event type has no active template that \
-                 could name one; it will be parked"
+                 could give an address; it will be parked"
             );
         }
         let (key, strict) = (note.note().idempotency_key.clone(), note.note().strict);
@@ -120,7 +120,7 @@ impl Enqueue {
             return Err(Failure::new(Exit::Refused, Error::Conflict { key, first: id }.to_string()));
         }
         if owner.id.is_none() {
-            // A misspelt name makes a tenant, too.
+            // A misspelt name also creates a tenant, so tell the operator.
             say!("postcommit: tenant {tenant:?} did not exist and was created; it has no providers yet");
         }
         say_seen(accepted, &key);
@@ -132,7 +132,7 @@ impl Enqueue {
         Ok(Exit::Ok)
     }
 
-    /// The notification as the API takes it: payload and data are kept as they were written, digit for digit.
+    /// The notification as JSON for the API. Numbers in payload and data keep all their digits.
     fn json(&self) -> Result<Box<RawValue>, Failure> {
         match &self.json {
             Some(text) => value::json("--json", r#"{"event_type": "a", "recipients": [{"user": "42"}]}"#, text),
@@ -140,7 +140,7 @@ impl Enqueue {
         }
     }
 
-    /// The fields that were given on the command line, by their names in SQL and HTTP.
+    /// The fields of the command line, by their names in SQL and HTTP.
     fn document(&self) -> Result<BTreeMap<&'static str, Box<RawValue>>, Failure> {
         let recipients = self.to.iter().map(|text| recipient(text)).collect::<Result<Vec<_>, _>>()?;
         let text = |name, value: &Option<String>| value.as_ref().map(|value| raw(name, value)).transpose();
@@ -172,7 +172,7 @@ impl Enqueue {
     }
 }
 
-/// Waits until it is sent or parked, at most this many seconds, and shows it.
+/// Waits until the notification is sent or parked, at most `timeout` seconds, then shows it.
 pub async fn wait(format: Format, store: &Store, id: Uuid, timeout: u64) -> CommandResult {
     let started = clock::monotonic();
     let mut look = tokio::time::interval(Duration::from_millis(100));
@@ -189,13 +189,13 @@ pub async fn wait(format: Format, store: &Store, id: Uuid, timeout: u64) -> Comm
         "sent" | "delivered" => Ok(Exit::Ok),
         "pending" | "sending" | "retrying" => Err(Failure::new(
             Exit::Failed,
-            format!("not finished within {timeout} s: {}", why_not_yet(store, id).await?),
+            format!("notification {id} was not finished within {timeout} s: {}", why_not_yet(store, id).await?),
         )),
         _ => Ok(Exit::Failed),
     }
 }
 
-/// What an unfinished notification waits for.
+/// The reason why a notification is not finished.
 async fn why_not_yet(store: &Store, id: Uuid) -> Result<String, Failure> {
     let rows = store.delivery_rows(&DeliveryFilter::of_notification(id)).await?.rows;
     let waiting = rows.into_iter().find_map(|row| Some((row.state, row.waits_for?)));
@@ -205,7 +205,7 @@ async fn why_not_yet(store: &Store, id: Uuid) -> Result<String, Failure> {
     ))
 }
 
-/// Tells a person that the key was used before.
+/// Prints that the key was used before.
 fn say_seen(accepted: Accepted, key: &str) {
     if accepted.conflict {
         say!(
@@ -229,12 +229,12 @@ async fn has_template(store: &Store, tenant: Option<i32>, event_type: &str) -> R
     Ok(!store.template_rows(&filter).await?.is_empty())
 }
 
-/// A recipient of `--to`.
+/// Parses a recipient of `--to`.
 pub fn recipient(text: &str) -> Result<Recipient, Failure> {
     kind_and_value(text).map_err(|problem| Failure::new(Exit::Usage, format!("--to {text}: {problem}")))
 }
 
-/// `kind:value`; an address that can only be of one kind needs no kind.
+/// Parses `kind:value`. If an address can only be of one kind, the kind may be left out.
 pub fn kind_and_value(text: &str) -> Result<Recipient, String> {
     let (kind, value) = text.split_once(':').unwrap_or(("", text));
     match kind {
@@ -244,10 +244,10 @@ pub fn kind_and_value(text: &str) -> Result<Recipient, String> {
         "provider" => value
             .split_once(':')
             .map(|(name, address)| Recipient::at(name, address))
-            .ok_or_else(|| "write provider:NAME:ADDRESS".to_owned()),
+            .ok_or_else(|| "has no address; write provider:NAME:ADDRESS".to_owned()),
         "http" | "https" => Ok(Recipient::webhook(text)),
         _ if text.contains('@') => Ok(Recipient::email(text)),
         _ if text.starts_with('+') => Ok(Recipient::phone(text)),
-        _ => Err("write email:…, phone:…, webhook:…, slack:…, teams:…, user:…, list:… or provider:NAME:ADDRESS".into()),
+        _ => Err("is not a recipient; write email:…, phone:…, webhook:…, slack:…, teams:…, user:…, list:… or provider:NAME:ADDRESS".into()),
     }
 }

@@ -1,4 +1,4 @@
-//! `postcommit event-types`.
+//! The command `postcommit event-types`.
 
 use clap::{Args, Subcommand};
 use postcommit_channel::model::QuietRule;
@@ -11,7 +11,7 @@ use crate::settings::Settings;
 
 #[derive(Debug, Subcommand)]
 pub enum EventTypes {
-    /// List declared event types by name
+    /// List declared event types, ordered by name
     List(NamePageArgs),
     /// Show a declared event type
     Show(NameArgs),
@@ -27,19 +27,19 @@ pub enum EventTypes {
 pub struct Description {
     #[command(flatten)]
     which: NameArgs,
-    /// What it is for; an empty text removes it
+    /// Description of the event type; an empty string removes it
     #[arg(long)]
     description: Option<String>,
     /// A payload as the application sends it, as JSON; @FILE reads a file, - reads stdin
     #[arg(long, value_name = "JSON")]
     sample: Option<String>,
-    /// A name that templates may use; repeatable, or with commas. All names are replaced
+    /// Name that templates may use; repeatable, or several with commas; replaces all names
     #[arg(long = "placeholder", value_name = "NAME", value_delimiter = ',')]
     placeholders: Vec<String>,
-    /// Whether users cannot opt out of it
+    /// Users cannot opt out of this event type
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     mandatory: Option<bool>,
-    /// What is done with messages in the quiet hours of a user: delay, skip or ignore [default: delay]
+    /// Rule for messages in the quiet hours of a user: delay, skip or ignore [default: delay]
     #[arg(long, value_name = "RULE", value_parser = QuietRule::named)]
     quiet_hours: Option<QuietRule>,
 }
@@ -56,7 +56,12 @@ impl EventTypes {
             }
             Self::Show(which) => {
                 let tenant = known_tenant(&store, &which.tenant).await?;
-                let unknown = || Failure::new(Exit::NotFound, format!("there is no event type {:?}", which.name));
+                let unknown = || {
+                    Failure::new(
+                        Exit::NotFound,
+                        format!("there is no event type {:?}; `postcommit event-types list` lists them", which.name),
+                    )
+                };
                 let found = store.event_type(tenant, &which.name).await?.ok_or_else(unknown)?;
                 output::one(format, &found, text);
                 Ok(Exit::Ok)

@@ -1,4 +1,4 @@
-//! `postcommit export`: writes the configuration of a tenant to a folder.
+//! The command `postcommit export`: writes the configuration of a tenant to a folder.
 
 use std::path::PathBuf;
 
@@ -16,9 +16,10 @@ use crate::telemetry::say;
 
 #[derive(Debug, Args)]
 pub struct Export {
-    /// The folder; files that are there are overwritten, and others are left as they are
+    /// Folder to write to; existing files of the same names are overwritten, other files are kept
     #[arg(value_name = "DIR")]
     folder: PathBuf,
+    /// Tenant of the objects
     #[arg(long, default_value = "default")]
     tenant: String,
 }
@@ -34,7 +35,7 @@ impl Export {
         let state = Stored { store: &store, tenant, workshop }.read().await?;
         let others = state.write(&self.folder).map_err(|problem| Failure::new(Exit::Failed, problem))?;
         for other in &others {
-            say!("not in the database, left as it is: {}", other.display());
+            say!("this file has no counterpart in the database and was kept: {}", other.display());
         }
         let folder = self.folder.display().to_string();
         output::one(format, &json!({"folder": folder, "others": others}), |_| format!("written to {folder}"));

@@ -1,4 +1,4 @@
-//! `postcommit jobs`: acts on many deliveries.
+//! The command `postcommit jobs`: actions on many deliveries.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -15,9 +15,9 @@ use super::{IdArg, LimitArgs};
 use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
 
-/// How often the progress of a job that another process runs is read.
+/// The interval at which the progress of a job of another process is read.
 const LOOK: Duration = Duration::from_millis(200);
-/// Characters of the bar.
+/// The length of the progress bar in characters.
 const BAR: usize = 30;
 
 #[derive(Debug, Subcommand)]
@@ -27,7 +27,7 @@ pub enum Jobs {
         /// Only jobs of this tenant [default: every tenant]
         #[arg(long)]
         tenant: Option<String>,
-        /// Show the page that follows this job
+        /// Only jobs older than this job: the last id of the previous page
         #[arg(long, value_name = "ID", value_parser = super::id)]
         before: Option<Uuid>,
         #[command(flatten)]
@@ -104,11 +104,13 @@ pub fn print(format: Format, job: &Job) {
             ("done", Some(progress(job))),
             (
                 "skipped",
-                (job.skipped > 0).then(|| format!("{}: another process or operator changed them before", job.skipped)),
+                (job.skipped > 0)
+                    .then(|| format!("{}: another process or operator changed these deliveries first", job.skipped)),
             ),
             (
                 "left out",
-                (job.left_out > 0).then(|| format!("{}: they may have arrived; --unclear selects them", job.left_out)),
+                (job.left_out > 0)
+                    .then(|| format!("{}: these deliveries may have arrived; --unclear selects them", job.left_out)),
             ),
             ("pace", Some(format!("{} a second", job.pace_per_s))),
             ("asked", Some(format!("{} by {}", job.asked_at, job.asked_by))),
@@ -123,8 +125,8 @@ pub fn print(format: Format, job: &Job) {
     });
 }
 
-/// Works on the job until it has ended, concurrently with other processes: no server need be running. If this command
-/// is stopped, they go on.
+/// Processes the job until it has ended, together with other processes. No server is needed. If this command is
+/// stopped, running servers continue the job.
 pub async fn follow(store: &Store, job: Job) -> Result<Job, Failure> {
     let (id, mut bar) = (job.id, ProgressBar::new());
     let mut now = job;
@@ -133,7 +135,7 @@ pub async fn follow(store: &Store, job: Job) -> Result<Job, Failure> {
         match run_job_once(store).await {
             Ok(SliceOutcome::Moved { .. } | SliceOutcome::Lost) => {}
             Err(problem @ DbError::Unreachable(_)) => return Err(problem.into()),
-            // An error of a job is noted with that job, which may be another one.
+            // The error is stored with its job, which may be another job than this one.
             Ok(SliceOutcome::Nothing) | Err(_) => {
                 let due = store.next_slice_in().await?.unwrap_or(LOOK);
                 tokio::time::sleep(due.clamp(Duration::from_millis(5), LOOK)).await;
@@ -147,7 +149,7 @@ pub async fn follow(store: &Store, job: Job) -> Result<Job, Failure> {
     Ok(now)
 }
 
-/// The progress on a terminal; nothing elsewhere.
+/// Shows the progress on a terminal. Without a terminal it prints nothing.
 struct ProgressBar {
     since: Instant,
     is_shown: bool,

@@ -1,4 +1,4 @@
-//! `postcommit keys`.
+//! The command `postcommit keys`.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
 use crate::telemetry::say;
 
-/// How long a sign-in link works.
+/// The time for which a sign-in link is valid.
 pub const LINK_LASTS: Duration = Duration::from_secs(15 * 60);
 
 #[derive(Debug, Subcommand)]
@@ -33,9 +33,9 @@ pub enum Keys {
         /// Id of the key, which is the middle part of pc_<id>_<secret>; or the whole key
         id: String,
     },
-    /// Print a sign-in link that works once, within 15 minutes
+    /// Print a sign-in link that can be used once, within 15 minutes
     LoginLink {
-        /// The tenant that the sign-in link gives access to
+        /// Tenant of the session
         #[arg(long, default_value = "default")]
         tenant: String,
         /// Scope of the session; repeatable, or several with commas
@@ -51,11 +51,11 @@ pub struct Create {
     /// Tenant of the key
     #[arg(long, default_value = "default")]
     tenant: String,
-    /// Scope of the key: enqueue, read, operate, edit, admin (all of its tenant), ops (all tenants) or site (no rights
-    /// yet); repeatable, or several with commas
+    /// Scope of the key: enqueue, read, operate, edit, admin (everything in its tenant), ops (all tenants) or site (no
+    /// rights yet); repeatable, or several with commas
     #[arg(long = "scope", value_name = "SCOPE", value_delimiter = ',', required = true)]
     scopes: Vec<String>,
-    /// When the key expires, RFC 3339 [default: never]
+    /// Expiry of the key, RFC 3339 [default: never]
     #[arg(long, value_name = "TIME")]
     expires_at: Option<Timestamp>,
 }
@@ -94,7 +94,7 @@ impl Create {
         let tenant = known_tenant(store, &self.tenant).await?;
         let draft = KeyDraft { name: self.name.clone(), scopes, expires_at: self.expires_at };
         let made = store.create_key(tenant, &draft).await.map_err(failure)?;
-        // Printed to its one reader, on stdout alone.
+        // The key is revealed here to print it once, only on stdout.
         let token = made.token.reveal().to_owned();
         say!("the key is not shown again:");
         output::one(format, &json!({"id": made.id, "token": token}), |_| token.clone());
@@ -103,12 +103,11 @@ impl Create {
 }
 
 async fn revoke(format: Format, store: &Store, given: &str) -> CommandResult {
-    // Of a whole key only the public part is used and printed.
+    // If the whole key is given, only its public part is used and printed.
     let id = given.strip_prefix("pc_").map_or(given, |rest| rest.split('_').next().unwrap_or(rest));
-    let key = store
-        .key_row(None, id)
-        .await?
-        .ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no key {id:?}")))?;
+    let key = store.key_row(None, id).await?.ok_or_else(|| {
+        Failure::new(Exit::NotFound, format!("there is no key {id:?}; `postcommit keys list` lists them"))
+    })?;
     let revoked = store.revoke_key(key.tenant, id).await?;
     let result = if revoked { "revoked" } else { "was revoked before" };
     output::one(format, &json!({"key": id, "result": result}), |_| format!("key {id} {result}"));
@@ -125,11 +124,11 @@ const COLUMNS: [output::Column<Key>; 7] = [
     ("revoked", |key| or_dash(&key.revoked_at.map(output::seconds))),
 ];
 
-/// A link that signs in once.
+/// Creates a sign-in link that can be used once.
 pub async fn login_link(store: &Store, tenant: i32, scopes: Scopes, base: &str) -> Result<String, Failure> {
     let login = Login { tenant, key_id: None, actor: crate::app::operator().name, scopes };
     let token = store.create_login_link(&login, LINK_LASTS).await?;
-    // Printed to the person who asked for it.
+    // The token is revealed here to print the link.
     Ok(format!("{base}/login?token={}", token.reveal()))
 }
 

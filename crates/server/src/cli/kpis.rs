@@ -1,4 +1,4 @@
-//! `postcommit kpis`.
+//! The command `postcommit kpis`.
 
 use clap::{Args, ValueEnum};
 use postcommit_engine::store::{ClosedCount, Kpi, KpiGroup, KpiGrouping, Kpis, Parked};
@@ -8,14 +8,15 @@ use crate::settings::Settings;
 
 #[derive(Debug, Args)]
 pub struct Show {
-    /// Also show each group, the busiest first; error groups by the class of the last error and lists its codes
+    /// Also show the KPIs by group, the group with the most deliveries first; `error` groups by the class of the last
+    /// error
     #[arg(long, value_enum)]
     by: Option<By>,
-    /// Count only this tenant [default: every tenant]
+    /// Only deliveries of this tenant [default: every tenant]
     #[arg(long)]
     tenant: Option<String>,
-    /// Count delivered, captured and failed over this many seconds before now: 60 to 172800 [default: the setting
-    /// kpi.interval_s]
+    /// Count delivered, captured and failed deliveries of the last SECONDS seconds, 60 to 172800 [default: the
+    /// setting kpi.interval_s]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(60..=172_800))]
     interval_s: Option<u64>,
 }
@@ -88,21 +89,21 @@ fn text(kpis: &Kpis) -> String {
     format!("{}\n\n{legend}{shut}", output::table(&rows, &columns))
 }
 
-/// Whether the groups belong to more than one tenant, so that their labels alone could mean two things.
+/// Whether the groups belong to more than one tenant, so that their labels alone are ambiguous.
 fn has_several_tenants(kpis: &Kpis) -> bool {
     let mut tenants = kpis.groups.iter().filter_map(|one| one.tenant.as_deref());
     let first = tenants.next();
     tenants.any(|tenant| Some(tenant) != first)
 }
 
-/// The codes of an error class: how many are live or parked with each.
+/// The codes of an error class, each with the number of its queued and parked deliveries.
 fn codes(one: &KpiGroup) -> String {
     let told: Vec<String> =
         one.codes.iter().map(|code| format!("{} {}", code.queue + code.parked, code.code)).collect();
     told.join(", ")
 }
 
-/// How many lanes and hosts are paused or held.
+/// The number of lanes and hosts that are paused or held, as text.
 fn shut(shut: &ClosedCount) -> Option<String> {
     let counts = [
         ("lanes paused", shut.lanes_paused),
@@ -129,7 +130,7 @@ const COLUMNS: &[output::Column<KpiGroup>] = &[
     ("oldest", |one| of(one, |kpi| kpi.oldest_pending_s)),
 ];
 
-/// How many, and why.
+/// The number of parked deliveries, with their reasons.
 fn parked(parked: &Parked) -> String {
     let reasons = [
         ("rejected", parked.rejected),

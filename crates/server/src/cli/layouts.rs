@@ -1,4 +1,4 @@
-//! `postcommit layouts`.
+//! The command `postcommit layouts`.
 
 use clap::Subcommand;
 use postcommit_engine::store::{LayoutRow, TemplatePosition};
@@ -15,11 +15,12 @@ use crate::templates::layouts::Effect;
 
 #[derive(Debug, Subcommand)]
 pub enum Layouts {
-    /// List layouts and partials by name, without the shipped layout mail
+    /// List layouts and partials, ordered by name; the built-in layout mail is not listed
     List {
+        /// Tenant of the layouts
         #[arg(long, default_value = "default")]
         tenant: String,
-        /// The page after this name
+        /// Only rows after this name: the last name of the previous page
         #[arg(long, value_name = "NAME")]
         after: Option<String>,
         #[command(flatten)]
@@ -31,13 +32,13 @@ pub enum Layouts {
     Create {
         #[command(flatten)]
         layout: NameArgs,
-        /// layout: the HTML of templates is put into it; partial: templates and layouts include it
+        /// Kind: layout (surrounds the HTML of templates) or partial (templates and layouts include it)
         #[arg(long, default_value = "layout")]
         kind: String,
-        /// Its text, @FILE, or - for stdin
+        /// Source of the layout or partial; TEXT, @FILE, or - for stdin
         #[arg(long, value_name = "TEXT")]
         source: String,
-        /// Say only which templates would get a new version
+        /// List the templates that would get a new version, and change nothing
         #[arg(long)]
         dry_run: bool,
     },
@@ -45,13 +46,13 @@ pub enum Layouts {
     Update {
         #[command(flatten)]
         layout: NameArgs,
-        /// Its text, @FILE, or - for stdin
+        /// Source of the layout or partial; TEXT, @FILE, or - for stdin
         #[arg(long, value_name = "TEXT")]
         source: String,
-        /// Change it only if it still has this revision
+        /// Change the layout only if it still has this revision
         #[arg(long, value_name = "NUMBER")]
         revision: Option<i32>,
-        /// Say only which templates would get a new version
+        /// List the templates that would get a new version, and change nothing
         #[arg(long)]
         dry_run: bool,
     },
@@ -109,7 +110,7 @@ fn text(given: &str) -> Result<String, Failure> {
     read_text(given).map_err(|problem| Failure::new(Exit::Usage, format!("--source: {problem}")))
 }
 
-/// Says what a change did, or would do, and which templates get a new version by it.
+/// Prints the result of a change or of a dry run, and the templates that get a new version.
 pub fn say_effect(
     format: Format,
     (noun, name): (&str, &str),
@@ -118,7 +119,7 @@ pub fn say_effect(
     effect: &Effect,
 ) -> CommandResult {
     let result = match (effect.is_changed, dry_run) {
-        (false, _) => "is so already".to_owned(),
+        (false, _) => "already has these values".to_owned(),
         (true, true) => format!("would be {done}"),
         (true, false) => done.to_owned(),
     };

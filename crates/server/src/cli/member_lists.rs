@@ -1,4 +1,4 @@
-//! `postcommit lists`.
+//! The command `postcommit lists`.
 
 use clap::{Args, Subcommand};
 use postcommit_engine::store::{ListFilter, ListRow, MemberDraft, MemberRow, Store};
@@ -11,12 +11,12 @@ use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
 use crate::telemetry::say;
 
-/// How many members `lists show` prints.
+/// The maximum number of members that `lists show` prints.
 const MEMBERS_SHOWN: i64 = 200;
 
 #[derive(Debug, Subcommand)]
 pub enum Lists {
-    /// List lists by name
+    /// List the lists of recipients, ordered by name
     List(NamePageArgs),
     /// Show a list and its first 200 members
     Show(NameArgs),
@@ -30,7 +30,7 @@ pub enum Lists {
     Add(Members),
     /// Remove members from a list
     Remove(Members),
-    /// Import members into a list from a CSV or JSONL file; exits 7 when lines were refused
+    /// Import members into a list from a CSV or JSONL file; exits 7 if lines were refused
     Import {
         #[command(flatten)]
         which: NameArgs,
@@ -50,7 +50,7 @@ pub enum Lists {
 pub struct Description {
     #[command(flatten)]
     which: NameArgs,
-    /// What it is for; an empty text removes it
+    /// Description of the list; an empty string removes it
     #[arg(long)]
     description: Option<String>,
 }
@@ -59,10 +59,11 @@ pub struct Description {
 pub struct Members {
     #[command(flatten)]
     which: NameArgs,
-    /// user:ID, list:NAME, email:a@b.c, phone:+49…, slack:https://…, teams:https://…, webhook:https://…; at most 1000
+    /// Member: user:ID, list:NAME, email:a@b.c, phone:+49…, slack:https://…, teams:https://… or webhook:https://…; at
+    /// most 1000
     #[arg(required = true, value_name = "MEMBER")]
     members: Vec<String>,
-    /// The channel of these addresses, e.g. whatsapp for a phone number [default: the kind's]
+    /// Channel of the addresses, e.g. whatsapp for phone numbers [default: the default channel of the kind of address]
     #[arg(long)]
     channel: Option<String>,
 }
@@ -132,7 +133,9 @@ impl Members {
 async fn show(format: Format, store: &Store, which: &NameArgs) -> CommandResult {
     let tenant = known_tenant(store, &which.tenant).await?;
     let list = store.member_list_row(tenant, &which.name).await?;
-    let list = list.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no list {:?}", which.name)))?;
+    let list = list.ok_or_else(|| {
+        Failure::new(Exit::NotFound, format!("there is no list {:?}; `postcommit lists list` lists them", which.name))
+    })?;
     let count = store.member_count(tenant, &which.name).await?;
     let members = store.member_rows(tenant, &which.name, None, MEMBERS_SHOWN).await?;
     let mut shown = json!(list);

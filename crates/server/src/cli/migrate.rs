@@ -1,4 +1,4 @@
-//! `postcommit migrate`.
+//! The command `postcommit migrate`.
 
 use clap::Args;
 use postcommit_engine::db::{LATEST, Migration, MigrationPlan};
@@ -10,11 +10,11 @@ use crate::telemetry::say;
 
 #[derive(Debug, Args)]
 pub struct Migrate {
-    /// Print the SQL that would be run, and run nothing
+    /// Print the SQL, and change nothing
     #[arg(long)]
     dry_run: bool,
     /// Also create this database's PostgreSQL roles (owner, producer, worker and reader), grant their rights, and print
-    /// their names and the grants. A login that owned the schema keeps its rights
+    /// their names and grants; a login that owned the schema keeps its rights
     #[arg(long)]
     roles: bool,
 }
@@ -25,7 +25,7 @@ impl Migrate {
         if self.dry_run && app::missing_file(settings).is_some() {
             return Ok(show(&MigrationPlan::fresh(), "sqlite"));
         }
-        // Before it is opened: opening would make the file.
+        // Check this before the database is opened, because opening would create the file.
         if self.roles && !settings.database.url.starts_with("postgres") {
             return Err(Failure::new(
                 Exit::Refused,

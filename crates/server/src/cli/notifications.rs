@@ -1,4 +1,4 @@
-//! `postcommit notifications`.
+//! The command `postcommit notifications`.
 
 use clap::{Args, Subcommand};
 use postcommit_channel::model::DeliveryState;
@@ -17,7 +17,7 @@ use crate::telemetry::say;
 pub enum Notifications {
     /// List notifications, newest first
     List(List),
-    /// Show one notification with its deliveries and attempts, or one delivery if the id is a delivery's
+    /// Show one notification with its deliveries and attempts, or one delivery if the id is that of a delivery
     Show {
         /// Id of a notification or of a delivery (NOTIFICATION.N)
         #[arg(value_parser = super::any_id)]
@@ -100,7 +100,7 @@ const COLUMNS: [output::Column<NotificationRow>; 8] = [
     ("last error", |r| r.last_error.as_deref().map_or("-", |e| e.split(':').next().unwrap_or(e)).to_owned()),
 ];
 
-/// Prints one notification with everything that happened to it.
+/// Prints one notification with its deliveries, attempts and operator actions.
 pub async fn show(format: Format, store: &Store, id: Uuid) -> CommandResult {
     let story = store.notification_details(None, id).await?.ok_or_else(|| missing(id))?;
     output::one(format, &story, text);
@@ -111,10 +111,10 @@ fn missing(id: Uuid) -> Failure {
     Failure::new(Exit::NotFound, format!("there is no notification {id}"))
 }
 
-/// What is said of a message that a driver for development recorded.
+/// The text for a message that a driver for development recorded.
 pub(super) const CAPTURED: &str = "captured, not sent";
 
-/// Why nothing was cancelled.
+/// The reason why nothing was cancelled.
 pub(super) const ONLY_UNSENT: &str = "only deliveries that are not sent yet can be cancelled";
 
 fn discard_hint(state: &str, id: Uuid) -> String {
@@ -122,11 +122,11 @@ fn discard_hint(state: &str, id: Uuid) -> String {
     if state == "parked" { discard } else { String::new() }
 }
 
-/// The result of a cancellation. Nothing left to cancel is not a failure.
+/// Prints the result of a cancellation. If there was nothing to cancel, it is not a failure.
 pub(super) fn taken_back(format: Format, (cancelled, under_way): (i64, i64)) -> CommandResult {
     output::one(format, &json!({"cancelled": cancelled, "under_way": under_way}), |_| {
         let late = if under_way > 0 {
-            format!("; {under_way} are being sent: this attempt goes on, and they are not retried")
+            format!("; {under_way} deliveries are being sent: this attempt continues, and they are not retried")
         } else {
             String::new()
         };
@@ -155,7 +155,7 @@ fn text(story: &NotificationDetails) -> String {
         lines.push(line(delivery));
         lines.extend(history(story, &delivery.id));
     }
-    // Acts before it had deliveries, or on deliveries that no longer exist.
+    // Actions from before the notification had deliveries, or on deliveries that no longer exist.
     let told = |subject: &str| story.deliveries.iter().any(|delivery| delivery.id == subject);
     lines.extend(story.acts.iter().filter(|act| !told(&act.subject)).map(act_line));
     if !story.conflicts.is_empty() {
@@ -168,7 +168,7 @@ fn text(story: &NotificationDetails) -> String {
     lines.join("\n")
 }
 
-/// The history of one delivery in order: attempts, and acts of operators.
+/// The history of one delivery in order: attempts, and actions of operators.
 pub(super) fn history(story: &NotificationDetails, delivery: &str) -> Vec<String> {
     let attempts = story
         .attempt_log
@@ -186,7 +186,8 @@ fn act_line(act: &AuditRow) -> String {
     format!("     - {}  {} by {}{by}", act.at, act.action.rsplit('.').next().unwrap_or(&act.action), act.actor)
 }
 
-/// The state of a delivery, its reason, whether it was only captured, and whether a parked one may have arrived.
+/// The state of a delivery with its reason, whether it was only captured, and whether a parked delivery may have
+/// arrived.
 pub(super) fn standing(d: &DeliveryRow) -> String {
     let reason = d.reason.as_deref().or(d.captured.then_some(CAPTURED));
     let maybe = if d.unclear && d.state == "parked" { ": it may have arrived" } else { "" };
@@ -223,7 +224,7 @@ fn attempt_line(a: &AttemptRow) -> String {
     let class = a.error_class.as_ref().map(|class| format!(" [{class}]")).unwrap_or_default();
     let captured = if a.captured { format!(" ({CAPTURED})") } else { String::new() };
     let reference = a.provider_ref.as_ref().map(|r| format!("  {r}")).unwrap_or_default();
-    // The other side's answer matters when an attempt failed.
+    // The receiver's answer is shown only if the attempt failed.
     let said =
         a.excerpt.as_ref().filter(|_| a.code.is_some()).map(|e| format!("\n       answer: {e}")).unwrap_or_default();
     format!("     {} {}  {}{captured}  {} ms{reference}{error}{class}{said}", a.seq, a.at, a.outcome, a.latency_ms)

@@ -1,4 +1,4 @@
-//! `postcommit providers`.
+//! The command `postcommit providers`.
 
 mod shut;
 mod test;
@@ -23,7 +23,7 @@ use crate::providers::{Change, ProviderError, Workshop};
 use crate::settings::Settings;
 use crate::telemetry::say;
 
-/// Most paused or held hosts shown, of one provider and in a list. The KPIs count all.
+/// The maximum number of paused or held hosts that are shown, for one provider and in a list. The KPIs count all.
 const HOSTS_SHOWN: i64 = 100;
 const HOSTS_LISTED: i64 = 1000;
 
@@ -54,10 +54,10 @@ pub enum Providers {
         /// Tenant of the provider
         #[arg(long, default_value = "default")]
         tenant: String,
-        /// Pause only this host: a name or an address, with the port unless it is 443
+        /// Pause only this host: a name or an IP address, with the port if it is not 443
         #[arg(long, value_parser = driver::host_of)]
         host: Option<String>,
-        /// The reason, shown to operators
+        /// Reason, shown to operators
         #[arg(long, default_value = "by hand")]
         reason: String,
     },
@@ -68,7 +68,7 @@ pub enum Providers {
         /// Tenant of the provider
         #[arg(long, default_value = "default")]
         tenant: String,
-        /// Resume only this host: a name or an address, with the port unless it is 443
+        /// Resume only this host: a name or an IP address, with the port if it is not 443
         #[arg(long, value_parser = driver::host_of)]
         host: Option<String>,
     },
@@ -96,7 +96,7 @@ pub struct Description {
     tenant: String,
     #[arg(long, help = format!("Driver of the provider: {}", drivers()))]
     driver: Option<String>,
-    /// Channel that the provider serves; * is every channel [default: the driver's]
+    /// Channel that the provider serves; * means every channel [default: the default channel of the driver]
     #[arg(long)]
     channel: Option<String>,
     /// Setting of the driver; the value is JSON or plain text; repeatable
@@ -105,38 +105,38 @@ pub struct Description {
     /// Secret of the driver; VALUE is the text, @FILE, or - for stdin; repeatable
     #[arg(long = "secret", value_name = "NAME=VALUE")]
     secrets: Vec<String>,
-    /// What to do after a send with an unclear outcome: idempotent, at_most_once or at_least_once [default: the
-    /// driver's]
+    /// Guarantee, which decides what happens after an unclear outcome: idempotent, at_most_once or at_least_once
+    /// [default: the default guarantee of the driver]
     #[arg(long)]
     guarantee: Option<String>,
     /// Retry policy: doubling, marketplace, standard_webhooks, or JSON such as
-    /// {"name": "fixed", "interval_s": 60, "max_attempts": 5} [default: the driver's]
+    /// {"name": "fixed", "interval_s": 60, "max_attempts": 5} [default: the default policy of the driver]
     #[arg(long)]
     policy: Option<String>,
-    /// Most concurrent sends per server process, 1 to 1000 [default: 16]
+    /// Maximum number of concurrent sends per server process, 1 to 1000 [default: 16]
     #[arg(long)]
     concurrency: Option<i32>,
-    /// Send at most this many messages per second over this provider, from all processes together, 0.001 to 10000
+    /// Maximum number of messages per second over this provider, from all processes together, 0.001 to 10000
     /// [default: no limit]
     #[arg(long)]
     rate_per_s: Option<f64>,
-    /// Send at most this many messages together after a quiet time, 1 to 10000 [default: the rate of one second]
+    /// Maximum number of messages without a wait after an idle time, 1 to 10000 [default: the messages of one second]
     #[arg(long)]
     burst: Option<i32>,
     /// Remove the rate limit, both --rate-per-s and --burst
     #[arg(long, conflicts_with_all = ["rate_per_s", "burst"])]
     no_rate: bool,
-    /// Longest time that one send may take, in milliseconds, 100 to 300000 [default: 15000]
+    /// Time limit of one send in milliseconds, 100 to 300000 [default: 15000]
     #[arg(long)]
     timeout_ms: Option<i32>,
-    /// Whether the provider takes new deliveries [default: true]
+    /// Whether the provider accepts new deliveries [default: true]
     #[arg(long, value_name = "BOOL")]
     enabled: Option<bool>,
     /// Whether the provider serves recipients that name no provider [default: true if its channel has no default yet]
     #[arg(long, value_name = "BOOL")]
     is_default: Option<bool>,
-    /// Only if the key that encrypted the installation's secrets is lost: encrypt with the key of this host, or with a
-    /// new one. Afterwards set the secrets of every other provider again
+    /// Encrypt with the key of this host, or with a new key; only if the key that encrypted the installation's secrets
+    /// is lost. Afterwards set the secrets of every other provider again
     #[arg(long)]
     new_secrets_key: bool,
 }
@@ -191,14 +191,15 @@ impl Providers {
 
 impl Description {
     async fn create(&self, format: Format, settings: &Settings, store: &Store) -> CommandResult {
-        let driver = self.driver.as_deref().ok_or_else(|| usage(format!("--driver is missing; give {}", drivers())))?;
-        // An unknown driver makes no tenant.
+        let driver =
+            self.driver.as_deref().ok_or_else(|| usage(format!("--driver is missing; allowed are {}", drivers())))?;
+        // Check the driver first, so that a misspelt driver does not create the tenant.
         driver::kind(driver).map_err(usage)?;
         let tenant = store.tenant_or_new(&self.tenant).await?;
         let (keys, egress) = (app::keys(settings), egress(settings)?);
         let workshop = workshop(store, &keys, &egress, self.new_secrets_key);
         let made = workshop.create(tenant, &self.name, driver, self.change()?).await?;
-        // Printed once.
+        // The secret is revealed here to print it once.
         let made = made.map(|secret| secret.reveal().to_owned());
         if let (Some(secret), Format::Text) = (&made, format) {
             say!("receivers verify the signature with this secret; it is not shown again:\n  {secret}");
@@ -222,7 +223,7 @@ impl Description {
         say(format, &self.name, if changed { "updated" } else { "already has these values" })
     }
 
-    /// The change by the options.
+    /// Converts the options to a change.
     fn change(&self) -> Result<Change, Failure> {
         let policy = |text: &String| match text.trim_start().starts_with(['{', '@']) {
             true => value::json("--policy", r#"{"name": "fixed", "interval_s": 60, "max_attempts": 5}"#, text),
@@ -259,9 +260,10 @@ impl Description {
 
     fn secrets(&self) -> Result<Secrets, Failure> {
         let pair = |text: &String| {
-            // The value is a secret: it is not repeated.
-            let (name, value) =
-                text.split_once('=').ok_or_else(|| usage("--secret: write NAME=VALUE, NAME=@FILE or NAME=-"))?;
+            // The error must not contain the value, because it is a secret.
+            let (name, value) = text
+                .split_once('=')
+                .ok_or_else(|| usage("--secret: has no '='; write NAME=VALUE, NAME=@FILE or NAME=-"))?;
             let value = read_text(value).map_err(|e| usage(format!("--secret {name}: {e}")))?;
             Ok((name.to_owned(), Secret::new(value.trim())))
         };
@@ -277,7 +279,7 @@ fn workshop<'a>(store: &'a Store, keys: &'a KeySource, egress: &'a Egress, new_k
     Workshop { store, installation: store.clone(), keys, egress, is_local: true, new_key }
 }
 
-/// The names of all drivers, as a sentence lists them.
+/// The names of all drivers, as words of a sentence.
 fn drivers() -> String {
     let kinds = driver::kinds();
     let names: Vec<&str> = kinds.iter().map(|kind| kind.name.as_ref()).collect();
@@ -315,13 +317,13 @@ fn say(format: Format, name: &str, result: &str) -> CommandResult {
     Ok(Exit::Ok)
 }
 
-/// What closes lanes beside a pause or a hold of the whole lane.
+/// The reasons for closed lanes other than a pause or a hold of the whole lane.
 struct Closed {
     hosts: Vec<ClosedHost>,
     unopened: BTreeMap<i32, NotDecrypted>,
 }
 
-/// A provider as it may be shown: with its tenant's name, without its secrets.
+/// A provider as JSON for the output: with the name of its tenant, without its secrets.
 fn shown(provider: &Provider, tenants: &BTreeMap<i32, String>, closed: &Closed) -> Value {
     let mut value = json!(provider);
     value["unopened"] = json!(closed.unopened.get(&provider.id).map(|not| &not.reason));
@@ -332,7 +334,7 @@ fn shown(provider: &Provider, tenants: &BTreeMap<i32, String>, closed: &Closed) 
     value
 }
 
-/// Which provider takes over its channel.
+/// Describes the channel after the provider is deleted: its next provider, or none.
 fn after(gone: &Provider, all: &[Provider]) -> String {
     if !(gone.is_default && gone.enabled) {
         return format!(
@@ -355,7 +357,7 @@ fn after(gone: &Provider, all: &[Provider]) -> String {
     }
 }
 
-/// A provider for people: its state, then its settings.
+/// A provider as text: its state, then its settings.
 fn text(provider: &Value) -> String {
     let word = |value: &Value| match value {
         Value::Null => None,
@@ -426,7 +428,7 @@ async fn list(format: Format, store: &Store, only: Option<i32>) -> CommandResult
     Ok(Exit::Ok)
 }
 
-/// A hold that has ended is not shown.
+/// Removes a hold that has ended.
 fn held_now(provider: Provider, now: Timestamp) -> Provider {
     Provider { held_until: provider.held_until.filter(|until| *until > now), ..provider }
 }

@@ -1,4 +1,4 @@
-//! `postcommit suppressions`.
+//! The command `postcommit suppressions`.
 
 use clap::{Args, Subcommand};
 use postcommit::Timestamp;
@@ -12,12 +12,12 @@ use crate::settings::Settings;
 
 #[derive(Debug, Subcommand)]
 pub enum Suppressions {
-    /// List suppressions by channel and address
+    /// List suppressions, ordered by channel and address
     List {
         /// Only suppressions of this tenant [default: every tenant]
         #[arg(long)]
         tenant: Option<String>,
-        /// Only suppressions that count on this channel, which includes those of every channel
+        /// Only suppressions of this channel, and suppressions of all channels (*)
         #[arg(long)]
         channel: Option<String>,
         /// Only suppressions of this address
@@ -26,20 +26,20 @@ pub enum Suppressions {
         #[command(flatten)]
         page: LimitArgs,
     },
-    /// Suppress an address on a channel; a suppression of both is replaced
+    /// Suppress an address on a channel; replaces an earlier suppression of that address on that channel
     Add {
         #[command(flatten)]
         which: Which,
-        /// Why nothing is sent to it
+        /// Reason of the suppression
         #[arg(long, default_value = "by hand")]
         reason: String,
-        /// When it ends, RFC 3339 [default: never]
+        /// End of the suppression, RFC 3339 [default: never]
         #[arg(long, value_name = "TIME")]
         until: Option<Timestamp>,
     },
     /// Remove a suppression
     Remove(Which),
-    /// Import suppressions from a CSV or JSONL file; exits 7 when lines were refused
+    /// Import suppressions from a CSV or JSONL file; exits 7 if lines were refused
     Import(ImportArgs),
     /// Export all suppressions of a tenant to stdout
     Export(ExportArgs),
@@ -47,11 +47,11 @@ pub enum Suppressions {
 
 #[derive(Debug, Args)]
 pub struct Which {
-    /// The channel, e.g. email; * is every channel
+    /// Channel, e.g. email; * means every channel
     channel: String,
-    /// The address
+    /// Suppressed address
     address: String,
-    /// The tenant that owns it
+    /// Tenant of the suppression
     #[arg(long, default_value = "default")]
     tenant: String,
 }
@@ -80,7 +80,12 @@ impl Suppressions {
                     return which.said(format, &which.address, "no longer suppressed");
                 }
                 let (channel, address) = (&which.channel, &which.address);
-                Err(Failure::new(Exit::NotFound, format!("{address} is not suppressed on channel {channel}")))
+                Err(Failure::new(
+                    Exit::NotFound,
+                    format!(
+                        "{address} is not suppressed on channel {channel}; `postcommit suppressions list` lists them"
+                    ),
+                ))
             }
             Self::Import(ImportArgs { source, tenant }) => {
                 transfer::suppressions::import(format, &store, tenant, source).await

@@ -1,4 +1,4 @@
-//! `postcommit templates`.
+//! The command `postcommit templates`.
 
 mod shown;
 
@@ -19,26 +19,28 @@ use crate::templates::{Change, Templates as Rules};
 
 #[derive(Debug, Subcommand)]
 pub enum Templates {
-    /// List templates by id
+    /// List templates, ordered by id
     List(List),
-    /// Show one template with the parts that are used, or those of an earlier version
+    /// Show one template with the parts of its current version, or of an earlier version
     Show {
+        /// Id of the template
         id: String,
-        /// An earlier version
+        /// Number of the version [default: the current version]
         #[arg(long, value_name = "NUMBER")]
         version: Option<i32>,
+        /// Tenant of the template
         #[arg(long, default_value = "default")]
         tenant: String,
     },
-    /// Create a template; one that was deleted is brought back
+    /// Create a template; a deleted template with this id is restored
     Create(Description),
-    /// Change the given options of a template and keep the others; a changed part makes a new version
+    /// Change the given options of a template and keep the others; a changed part creates a new version
     Update(Description),
-    /// Use a template from now on
+    /// Activate a template
     Activate(IdArgs),
-    /// Use a template no longer; deliveries that have it already keep it
+    /// Deactivate a template; deliveries that already use it keep it
     Deactivate(IdArgs),
-    /// Hide a template that is not active; its versions stay
+    /// Delete an inactive template; its versions are kept, and `create` restores it
     Delete {
         #[command(flatten)]
         template: IdArgs,
@@ -50,126 +52,134 @@ pub enum Templates {
     Versions {
         #[command(flatten)]
         template: IdArgs,
-        /// Only versions before this one
+        /// Only versions older than this version: the last number of the previous page
         #[arg(long, value_name = "NUMBER")]
         before: Option<i32>,
         #[command(flatten)]
         page: LimitArgs,
     },
-    /// Render a template with sample data or a past notification, without sending; exits 1 when it cannot be rendered
+    /// Render a template with sample data or a past notification, without sending; exits 1 if it cannot be rendered
     Preview(PreviewArgs),
 }
 
 #[derive(Debug, Args)]
 pub struct IdArgs {
+    /// Id of the template
     id: String,
+    /// Tenant of the template
     #[arg(long, default_value = "default")]
     tenant: String,
 }
 
 #[derive(Debug, Args)]
 pub struct List {
+    /// Tenant of the templates
     #[arg(long, default_value = "default")]
     tenant: String,
-    /// Only for this event type
+    /// Only templates of this event type
     #[arg(long)]
     event_type: Option<String>,
-    /// Only on this channel
+    /// Only templates of this channel
     #[arg(long)]
     channel: Option<String>,
-    /// Only for this audience
+    /// Only templates for this audience
     #[arg(long)]
     audience: Option<String>,
-    /// Only in this language
+    /// Only templates in this language
     #[arg(long)]
     language: Option<String>,
-    /// Only with this scope
+    /// Only templates with this scope
     #[arg(long, value_name = "TYPE=ID", value_parser = scope)]
     scope: Option<(String, String)>,
-    /// Only those that are used, or only the others
+    /// Only active templates (true), or only inactive templates (false)
     #[arg(long, value_name = "BOOL")]
     active: Option<bool>,
-    /// Only those that use this layout or partial
+    /// Only templates that use this layout or partial
     #[arg(long)]
     layout: Option<String>,
-    /// The page after this id
+    /// Only rows after this id: the last id of the previous page
     #[arg(long, value_name = "ID")]
     after: Option<String>,
     #[command(flatten)]
     page: LimitArgs,
 }
 
-/// Texts are given as they are, as @FILE, or as - for stdin.
+/// The options of `create` and `update`. A part is TEXT, @FILE, or - for stdin.
 #[derive(Debug, Args)]
 pub struct Description {
+    /// Id of the template
     id: String,
+    /// Tenant of the template
     #[arg(long, default_value = "default")]
     tenant: String,
-    /// The event type that it is for
+    /// Event type for which the template is used
     #[arg(long)]
     event_type: Option<String>,
-    /// The channel on which it is sent
+    /// Channel of the template
     #[arg(long)]
     channel: Option<String>,
-    /// For whom it is written, e.g. guest or host: each gets its own message [default: anyone]
+    /// Audience of the template, e.g. guest or host; each audience gets its own message [default: anyone]
     #[arg(long)]
     audience: Option<String>,
-    /// The language it is written in, e.g. pt-BR [default: any]
+    /// Language of the template, e.g. pt-BR [default: any]
     #[arg(long)]
     language: Option<String>,
-    /// Only for notifications whose payload has this scope: listing=10 is listingId = 10; "" removes it
+    /// Scope: use the template only for payloads with this field, e.g. listing=10 for listingId = 10; an empty string
+    /// removes it
     #[arg(long, value_name = "TYPE=ID", value_parser = scope)]
     scope: Option<(String, String)>,
-    /// Whether it is used [default: true]
+    /// Whether the template is active [default: true]
     #[arg(long, value_name = "BOOL")]
     active: Option<bool>,
-    /// entity: an entity gets it once per event type; notification: each notification sends it [default: notification]
+    /// Send the template once per entity and event type (entity), or for each notification (notification) [default:
+    /// notification]
     #[arg(long)]
     once_per: Option<String>,
-    /// At most so many messages for one recipient, such as {"max": 3, "per_s": 3600, "then": "skip"}; or "digest"
+    /// Limit the messages to one recipient, e.g. {"max": 3, "per_s": 3600, "then": "skip"}; "then" is skip or digest
     #[arg(long, value_name = "JSON")]
     throttle: Option<String>,
-    /// Collect the events of a recipient and send one message, such as {"window_s": 900, "key": "listingId"}
+    /// Collect the events of a recipient and send one message for them, e.g. {"window_s": 900, "key": "listingId"}
     #[arg(long, value_name = "JSON")]
     digest: Option<String>,
-    /// Gives the address [default: the recipient's, or the payload's phone or email]
+    /// Part that renders the address [default: the address of the recipient, or the phone or email of the payload]
     #[arg(long, value_name = "TEXT")]
     to: Option<String>,
-    /// The subject or heading; TEXT, @FILE or - for stdin, here and below
+    /// Subject or heading; TEXT, @FILE, or - for stdin
     #[arg(long, value_name = "TEXT")]
     subject: Option<String>,
-    /// The message as plain text [default: made from the HTML]
+    /// Message as plain text; TEXT, @FILE, or - for stdin [default: derived from the HTML]
     #[arg(long, value_name = "TEXT")]
     text: Option<String>,
-    /// The message as HTML
+    /// Message as HTML; TEXT, @FILE, or - for stdin
     #[arg(long, value_name = "TEXT")]
     html: Option<String>,
-    /// Further fields for the channel, as JSON, @FILE or - for stdin; each string in it is rendered as a template
+    /// Additional fields for the channel, as JSON, @FILE, or - for stdin; each string in it is rendered as a template
     #[arg(long, value_name = "JSON")]
     data: Option<String>,
-    /// The layout that the HTML is put into, e.g. mail
+    /// Layout that surrounds the HTML, e.g. mail
     #[arg(long)]
     layout: Option<String>,
-    /// What a placeholder without a value becomes: empty, keep or refuse [default: as the content settings say]
+    /// Treatment of placeholders without a value: empty, keep or refuse [default: the value of the content settings]
     #[arg(long)]
     missing: Option<String>,
-    /// How a bare date is written, by strftime [default: as the content settings say]
+    /// Format of dates without a format of their own, as a strftime pattern [default: the value of the content
+    /// settings]
     #[arg(long, value_name = "FORMAT")]
     date_format: Option<String>,
-    /// The time zone in which templates write times [default: as the content settings say]
+    /// Time zone in which the template writes times [default: the value of the content settings]
     #[arg(long, value_name = "ZONE")]
     time_zone: Option<String>,
-    /// Remove a part: to, subject, text, html, data, layout, throttle or digest; or take missing, date_format or time_zone from the
-    /// content settings; repeatable
+    /// Remove a part: to, subject, text, html, data, layout, throttle or digest; or use the content settings for
+    /// missing, date_format or time_zone; repeatable
     #[arg(long, value_name = "PART")]
     without: Vec<String>,
-    /// Begin with the parts of this version instead of the present one
+    /// Start from the parts of this version [default: the current version]
     #[arg(long, value_name = "NUMBER")]
     from_version: Option<i32>,
-    /// Why the version is made
+    /// Note about the new version, e.g. the reason for the change
     #[arg(long, value_name = "TEXT")]
     note: Option<String>,
-    /// Change it only if it still has this revision
+    /// Change the template only if it still has this revision
     #[arg(long, value_name = "NUMBER")]
     revision: Option<i32>,
 }
@@ -178,22 +188,22 @@ pub struct Description {
 pub struct PreviewArgs {
     #[command(flatten)]
     template: IdArgs,
-    /// The version [default: the one that is used]
+    /// Number of the version [default: the current version]
     #[arg(long, value_name = "NUMBER")]
     version: Option<i32>,
-    /// The event's data as JSON, @FILE or - for stdin [default: the event type's sample, or its newest event]
+    /// Data of the event as JSON, @FILE, or - for stdin [default: the sample of the event type, or its newest event]
     #[arg(long, value_name = "JSON")]
     payload: Option<String>,
-    /// A past notification whose data is used
+    /// Id of a past notification, whose data is used
     #[arg(long, value_name = "ID", value_parser = super::id, conflicts_with = "payload")]
     notification: Option<Uuid>,
-    /// The user that is written to, as JSON, @FILE or - for stdin
+    /// User that receives the message, as JSON
     #[arg(long, value_name = "JSON")]
     user: Option<String>,
-    /// The language of the reader
+    /// Language of the recipient
     #[arg(long)]
     language: Option<String>,
-    /// The time zone of the reader
+    /// Time zone of the recipient
     #[arg(long)]
     time_zone: Option<String>,
 }
@@ -239,7 +249,7 @@ impl IdArgs {
         let change = Change { active: Some(active), ..Change::default() };
         let saved = rules.update(&self.id, None, &change).await?;
         let result = match (saved.is_changed, active) {
-            (false, _) => "is so already",
+            (false, _) => "already has these values",
             (true, true) => "activated",
             (true, false) => "deactivated",
         };
@@ -271,7 +281,7 @@ impl List {
         rows.truncate(fits);
         output::list(format, &rows, &shown::COLUMNS);
         if let (Format::Text, true, Some(last)) = (format, has_more, rows.last()) {
-            say!("more: --after {}", last.draft.id);
+            say!("there are more rows: add --after {}", last.draft.id);
         }
         Ok(Exit::Ok)
     }
@@ -282,7 +292,7 @@ impl Description {
         let change = self.change()?;
         for (option, value) in [("--event-type", &self.event_type), ("--channel", &self.channel)] {
             if value.is_none() {
-                return Err(Failure::new(Exit::Usage, format!("{option} is needed")));
+                return Err(Failure::new(Exit::Usage, format!("{option} is missing; a new template needs it")));
             }
         }
         let tenant = store.tenant_or_new(&self.tenant).await?;
@@ -299,10 +309,10 @@ impl Description {
         if saved.is_changed {
             say_waiting(&saved.waiting);
         }
-        said(format, "template", &self.id, if saved.is_changed { "updated" } else { "is so already" })
+        said(format, "template", &self.id, if saved.is_changed { "updated" } else { "already has these values" })
     }
 
-    /// The change by the options.
+    /// Converts the options to a change.
     fn change(&self) -> Result<Change, Failure> {
         let without = |part: &str| self.without.iter().any(|name| name == part);
         let known = [
@@ -406,12 +416,12 @@ impl PreviewArgs {
     }
 }
 
-/// `TYPE=ID`, or an empty text for no scope.
+/// Parses a scope: `TYPE=ID`, or an empty string for no scope.
 fn scope(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((kind, id)) => Ok((kind.to_owned(), id.to_owned())),
         None if text.is_empty() => Ok((String::new(), String::new())),
-        None => Err("write TYPE=ID, e.g. listing=10".into()),
+        None => Err("has no '='; write TYPE=ID, e.g. listing=10".into()),
     }
 }
 
@@ -426,7 +436,7 @@ async fn show(format: Format, store: &Store, tenant: &str, id: &str, version: Op
     Ok(Exit::Ok)
 }
 
-/// Prints warnings about a template for people, with their places.
+/// Prints warnings about a template, with their places.
 pub fn say_warnings(id: &str, warnings: &[Warning]) {
     for Warning { part, line, column, message, .. } in warnings {
         match (line, column) {
@@ -436,10 +446,10 @@ pub fn say_warnings(id: &str, warnings: &[Warning]) {
     }
 }
 
-/// Says for how many waiting notifications a change counts.
+/// Prints the number of waiting notifications that will use the changed template.
 pub fn say_waiting(waiting: &Waiting) {
     let least = if waiting.is_exact { "" } else { "at least " };
     if waiting.count > 0 || !waiting.is_exact {
-        say!("waiting notifications that will use it: {least}{}", waiting.count);
+        say!("waiting notifications that will use the template: {least}{}", waiting.count);
     }
 }

@@ -1,4 +1,4 @@
-//! `postcommit tenants`.
+//! The command `postcommit tenants`.
 
 use clap::Subcommand;
 use postcommit_engine::store::{MAX_WEIGHT, TenantError, TenantRow};
@@ -15,19 +15,19 @@ pub enum Tenants {
         /// Name of the tenant, 1 to 63 letters, digits, _, - or .
         name: String,
     },
-    /// List tenants by name
+    /// List tenants, ordered by name
     List {
-        /// Show the page that follows this name
+        /// Only rows after this name: the last name of the previous page
         #[arg(long)]
         after: Option<String>,
         #[command(flatten)]
         page: LimitArgs,
     },
-    /// Suspend a tenant: nothing of it is sent, and its deliveries wait
+    /// Suspend a tenant: its deliveries wait and are not sent
     Suspend {
         /// Name of the tenant
         name: String,
-        /// The reason, shown to operators
+        /// Reason, shown to operators
         #[arg(long)]
         reason: String,
     },
@@ -61,7 +61,7 @@ impl Tenants {
             Self::Suspend { name, reason } => {
                 let suspended =
                     store.suspend_tenant(known_tenant(&store, name).await?, reason).await.map_err(failure)?;
-                said(format, name, if suspended { "suspended" } else { "was suspended already" })
+                said(format, name, if suspended { "suspended" } else { "was already suspended" })
             }
             Self::Resume { name } => {
                 let resumed = store.resume_tenant(known_tenant(&store, name).await?).await?;
@@ -69,7 +69,7 @@ impl Tenants {
             }
             Self::Update { name, weight } => {
                 let weighed = store.weigh_tenant(known_tenant(&store, name).await?, *weight).await.map_err(failure)?;
-                said(format, name, if weighed { "updated" } else { "had that weight already" })
+                said(format, name, if weighed { "updated" } else { "already has this weight" })
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Import and export of users, members of lists and suppressions, as CSV and JSONL.
 //!
-//! An import goes on after a line that is refused: it names the line and the field on stderr, and ends with exit code 7.
+//! An import continues after a refused line: it names the line and the field on stderr, and ends with exit code 7.
 //! Importing the same file again changes nothing.
 
 pub mod members;
@@ -22,19 +22,19 @@ use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::table_file::{self, FileFormat, Line, Record};
 use crate::telemetry::say;
 
-/// How many rows an export reads per query.
+/// The number of rows that an export reads per query.
 const PAGE: i64 = 500;
-/// How many lines of a file are written concurrently.
+/// The number of lines of a file that are written concurrently.
 const CONCURRENT: usize = 16;
-/// How many refused lines are named. The others are counted.
+/// The maximum number of refused lines that are named. Further lines are only counted.
 const NAMED: u64 = 100;
 
 /// The file of an import.
 #[derive(Debug, Args)]
 pub struct Source {
-    /// The file; - reads stdin
+    /// File to import; - reads stdin
     file: String,
-    /// The format [default: by the ending of the file's name]
+    /// Format of the file [default: from the extension of the file name]
     #[arg(long, value_enum)]
     format: Option<FileFormat>,
     /// Check every line and write nothing
@@ -42,10 +42,10 @@ pub struct Source {
     dry_run: bool,
 }
 
-/// The format of an export, which goes to stdout.
+/// The options of an export. The export is written to stdout.
 #[derive(Debug, Args)]
 pub struct Target {
-    /// The format
+    /// Format of the export
     #[arg(long, value_enum, default_value = "csv")]
     format: FileFormat,
 }
@@ -55,7 +55,7 @@ pub struct Target {
 pub struct ImportArgs {
     #[command(flatten)]
     pub source: Source,
-    /// The tenant that owns them
+    /// Tenant of the objects
     #[arg(long, default_value = "default")]
     pub tenant: String,
 }
@@ -65,12 +65,12 @@ pub struct ImportArgs {
 pub struct ExportArgs {
     #[command(flatten)]
     pub target: Target,
-    /// The tenant that owns them
+    /// Tenant of the objects
     #[arg(long, default_value = "default")]
     pub tenant: String,
 }
 
-/// What an import did.
+/// The counts of an import.
 #[derive(Debug, Default, Serialize)]
 struct Imported {
     lines: u64,
@@ -81,7 +81,7 @@ struct Imported {
     dry_run: bool,
 }
 
-/// What became of one line.
+/// The result of one line.
 enum Outcome {
     Created,
     Changed,
@@ -136,7 +136,7 @@ impl Source {
         table_file::read(file, format, columns).map_err(|problem| usage(format!("{}: {problem}", self.file)))
     }
 
-    /// Imports each line by itself, some of them concurrently. Lines with the same key keep their order.
+    /// Imports each line separately, several of them concurrently. Lines with the same key keep their order.
     async fn import<T, F>(
         &self,
         format: Format,
@@ -154,7 +154,8 @@ impl Source {
         let mut lines = self.lines(columns)?;
         loop {
             let next = lines.next().map(|(line, record)| (line, record.and_then(typed::<T>)));
-            // Lines are told in their order, and a line waits for an earlier one with its key.
+            // Write the batch before a refused line, so that results are printed in file order, and before a line whose
+            // key is in the batch.
             let waits = match &next {
                 Some((_, Ok(one))) => keys.contains(&key(one)),
                 None | Some((_, Err(_))) => true,
@@ -176,7 +177,7 @@ impl Source {
     }
 }
 
-/// Writes lines concurrently. A database that cannot be reached ends the import.
+/// Writes lines concurrently. If the database cannot be reached, the import ends.
 async fn write_all<T, F>(done: &mut Imported, batch: &mut Vec<(u64, T)>, write: &impl Fn(T) -> F) -> Result<(), Failure>
 where
     F: Future<Output = Result<Outcome, EditError>>,

@@ -1,4 +1,4 @@
-//! `postcommit users`.
+//! The command `postcommit users`.
 
 use clap::{Args, Subcommand, ValueEnum};
 use postcommit_channel::model::QuietHours;
@@ -16,7 +16,7 @@ use crate::settings::Settings;
 
 #[derive(Debug, Subcommand)]
 pub enum Users {
-    /// List users by id
+    /// List users, ordered by id
     List(NamePageArgs),
     /// Show a user and its preferences
     Show(NameArgs),
@@ -24,11 +24,11 @@ pub enum Users {
     Create(Description),
     /// Change the given options of a user and keep the others
     Update(Description),
-    /// Delete a user with its addresses, its preferences and its places in lists
+    /// Delete a user with its addresses, preferences and list memberships
     Delete(DeleteArgs),
     /// Set or remove a preference: whether messages of an event type are sent on a channel
     Prefer(Prefer),
-    /// Import users from a CSV or JSONL file; exits 7 when lines were refused
+    /// Import users from a CSV or JSONL file; exits 7 if lines were refused
     Import(ImportArgs),
     /// Export all users of a tenant to stdout
     Export(ExportArgs),
@@ -38,23 +38,23 @@ pub enum Users {
 pub struct Description {
     #[command(flatten)]
     which: NameArgs,
-    /// The display name; an empty text removes it
+    /// Display name; an empty string removes it
     #[arg(long = "display-name", value_name = "NAME")]
     display_name: Option<String>,
-    /// A language tag such as pt-BR; an empty text removes it
+    /// Language tag, e.g. pt-BR; an empty string removes it
     #[arg(long)]
     language: Option<String>,
-    /// A time zone such as Asia/Kolkata; an empty text removes it
+    /// Time zone, e.g. Asia/Kolkata; an empty string removes it
     #[arg(long)]
     time_zone: Option<String>,
-    /// When the user is left alone, in the user's time zone, such as 22:00-07:00; an empty text removes them
+    /// Quiet hours in the user's time zone, e.g. 22:00-07:00; an empty string removes them
     #[arg(long, value_name = "FROM-UNTIL")]
     quiet_hours: Option<String>,
     /// Fields that templates read as user.data, as JSON; @FILE reads a file, - reads stdin
     #[arg(long, value_name = "JSON")]
     data: Option<String>,
-    /// email:a@b.c, phone:+49…, slack:https://…, teams:https://…, webhook:https://…; repeatable. All addresses are
-    /// replaced; the first one of a kind is used
+    /// Address: email:a@b.c, phone:+49…, slack:https://…, teams:https://… or webhook:https://…; repeatable; replaces
+    /// all addresses. The first address of a kind is used
     #[arg(long = "address", value_name = "KIND:ADDRESS")]
     addresses: Vec<String>,
     /// Remove all addresses
@@ -62,14 +62,14 @@ pub struct Description {
     no_addresses: bool,
 }
 
-/// Whether messages are sent.
+/// The value of a preference.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Choice {
-    /// They are sent.
+    /// Send the messages
     Allow,
-    /// They are not sent.
+    /// Do not send the messages
     Refuse,
-    /// The preference is removed, so that a less specific one decides.
+    /// Remove the preference, so that a less specific preference decides
     Unset,
 }
 
@@ -77,12 +77,13 @@ pub enum Choice {
 pub struct Prefer {
     #[command(flatten)]
     which: NameArgs,
+    /// Value of the preference
     #[arg(value_enum)]
     choice: Choice,
-    /// Only this event type [default: every event type]
+    /// Event type of the preference [default: every event type]
     #[arg(long, default_value = "*", hide_default_value = true)]
     event_type: String,
-    /// Only this channel [default: every channel]
+    /// Channel of the preference [default: every channel]
     #[arg(long, default_value = "*", hide_default_value = true)]
     channel: String,
 }
@@ -122,7 +123,10 @@ async fn show(format: Format, store: &Store, which: &NameArgs) -> CommandResult 
         (store.user_row(tenant, &which.name).await?, store.preferences(tenant, &which.name).await?);
     // A user without a profile may have preferences.
     if user.is_none() && preferences.is_empty() {
-        return Err(Failure::new(Exit::NotFound, format!("there is no user {:?}", which.name)));
+        return Err(Failure::new(
+            Exit::NotFound,
+            format!("there is no user {:?}; `postcommit users list` lists them", which.name),
+        ));
     }
     let mut shown = user.as_ref().map_or_else(|| json!({"id": which.name}), |user| json!(user));
     shown["preferences"] = json!(preferences);
@@ -130,7 +134,7 @@ async fn show(format: Format, store: &Store, which: &NameArgs) -> CommandResult 
     Ok(Exit::Ok)
 }
 
-/// A user for people.
+/// A user with its addresses and preferences, as text.
 fn text(id: &str, user: Option<&UserRow>, preferences: &[PreferenceRow]) -> String {
     let mut lines = vec![format!("user {id}")];
     if let Some(UserRow { user, revision, updated_at, tenant, .. }) = user {
@@ -192,7 +196,7 @@ impl Description {
     }
 }
 
-/// Reads quiet hours. An empty text is none.
+/// Parses quiet hours. `None` for an empty string.
 fn quiet_hours(text: &str) -> Result<Option<QuietHours>, Failure> {
     let hours = Some(text).filter(|text| !text.is_empty()).map(QuietHours::read).transpose();
     hours.map_err(|problem| Failure::new(Exit::Usage, format!("--quiet-hours: {problem}")))

@@ -50,11 +50,11 @@ impl<S> Serves for S where
 {
 }
 
-/// An extension of every request. It is the request's id in the log and in the answer's `X-Request-Id` header.
+/// The id of the request in the log and in the answer's `X-Request-Id` header. It is an extension of every request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestId(pub String);
 
-/// An extension of every request. It tells whether the client still waits for the answer. A handler is never cancelled,
+/// Whether the client still waits for the answer. It is an extension of every request. A handler is never cancelled,
 /// but it may skip work that it has not begun.
 #[derive(Debug, Clone)]
 pub struct Waits(Weak<()>);
@@ -89,7 +89,8 @@ pub struct Visit<S> {
     pub exchange: Arc<Exchange>,
     pub peer: IpAddr,
     pub by_tls: bool,
-    /// Released after the last request is answered, even if the connection was closed before.
+    /// The slot of the connection. It is released after the last request is answered, even if the connection was closed
+    /// before.
     pub _slot: Slot,
 }
 

@@ -29,10 +29,10 @@ pub struct Body {
     trouble: Trouble,
 }
 
-/// Why reading the body failed. It is read after the handler has ended.
+/// The reason why reading the body failed. It is read after the handler has ended.
 pub(super) type Trouble = Arc<OnceLock<DoorRefusal>>;
 
-/// Why a body could not be read to its end.
+/// The reason why a body could not be read to its end.
 #[derive(Debug)]
 pub struct BodyError(DoorRefusal);
 
@@ -66,8 +66,8 @@ impl Body {
         Poll::Ready(Some(Ok(frame)))
     }
 
-    /// How long the body may have kept us waiting so far. It is the grace period plus the time that the received bytes
-    /// take at the lowest allowed speed, and never more than the deadline.
+    /// The time for which the body may have kept the server waiting so far. It is the grace period plus the time that
+    /// the received bytes take at the lowest allowed speed, and never more than the deadline.
     fn budget(&self) -> Duration {
         let settings = &self.settings;
         let earned = self.read.saturating_mul(1000) / settings.body_bytes_per_s;

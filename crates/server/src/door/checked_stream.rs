@@ -25,17 +25,17 @@ use super::settings::ServerSettings;
 
 /// The request head that hyper reads in place of a refused one.
 const STAND_IN: &[u8] = b"GET /refused HTTP/1.1\r\nhost: refused\r\nconnection: close\r\n\r\n";
-/// How long the stream reads and discards the bytes that a client still sends at the end of a connection. Closing a
-/// socket with unread bytes would discard our answer.
+/// The time for which the stream reads and discards the bytes that a client still sends at the end of a connection.
+/// Closing a socket with unread bytes would discard our answer.
 const LINGER: Duration = Duration::from_secs(2);
 const READ_BYTES: usize = 8 * 1024;
 
 /// The state of the current request on one connection. The stream and the service share it.
 #[derive(Default)]
 pub struct Exchange {
-    /// A request was passed to hyper and is not fully answered.
+    /// Whether a request was passed to hyper and is not fully answered.
     busy: AtomicBool,
-    /// The connection accepts no further request.
+    /// Whether the connection accepts no further request.
     closing: AtomicBool,
     refusal: Mutex<Option<DoorRefusal>>,
     reader: AtomicWaker,
@@ -67,9 +67,10 @@ impl Exchange {
 
 enum ReadState {
     Head,
-    /// How many bytes of the head are not yet passed to hyper, and the framing of the body.
+    /// A request: the number of bytes of its head that are not yet passed to hyper, and the framing of the body.
     Request(usize, Framing),
-    /// How many bytes of [`STAND_IN`] are not yet passed to hyper. Nothing is read after them.
+    /// A refused request: the number of bytes of [`STAND_IN`] that are not yet passed to hyper. Nothing is read after
+    /// them.
     Refused(usize),
 }
 
@@ -86,7 +87,7 @@ pub struct CheckedStream<S> {
     settings: Arc<ServerSettings>,
     /// Bytes that were read from the socket and not yet passed to hyper.
     buffer: BytesMut,
-    /// How many bytes of the buffer were already searched for the end of a head.
+    /// The number of bytes of the buffer that were already searched for the end of a head.
     seen: usize,
     reading: ReadState,
     waiting: Option<Deadline>,
@@ -206,7 +207,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
         }
     }
 
-    /// Copies at most `most` bytes of the buffer to `out` and returns how many.
+    /// Copies at most `most` bytes of the buffer to `out` and returns their number.
     fn hand_on(&mut self, most: usize, out: &mut ReadBuf<'_>) -> usize {
         let length = most.min(out.remaining()).min(self.buffer.len());
         out.put_slice(&self.buffer[..length]);

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// An extension of every request: the address of its client and whether it used TLS.
+/// The address of a request's client, and whether it used TLS. It is an extension of every request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Client {
     pub address: IpAddr,
@@ -18,9 +18,9 @@ pub struct Client {
 }
 
 impl Client {
-    /// `peer` is the address at the other end of the connection. Behind trusted proxies, the client is the rightmost
-    /// entry of `X-Forwarded-For` that is not a trusted proxy. Entries to its left cannot be believed, because the
-    /// client may have written them.
+    /// Finds the client. `peer` is the address at the other end of the connection. Behind trusted proxies, the client
+    /// is the rightmost entry of `X-Forwarded-For` that is not a trusted proxy. Entries to its left cannot be believed,
+    /// because the client may have written them.
     pub fn of(peer: IpAddr, by_tls: bool, headers: &HeaderMap, trusted: &[IpNet]) -> Self {
         if !is_trusted(peer, trusted) {
             return Self { address: peer, secure: by_tls };

@@ -2,7 +2,7 @@
 //! It is stricter than hyper, and both agree on every body that it accepts: sizes must have no signs or spaces, and
 //! lines must end in CR LF.
 
-/// The most bytes that the size line of a chunk may have. All trailers together have the same limit.
+/// The maximum number of bytes of a chunk's size line. All trailers together have the same limit.
 const LINE_BYTES: usize = 1024;
 
 /// The rest of a body that has not been read yet.
@@ -18,13 +18,13 @@ pub enum Framing {
 pub enum Chunk {
     /// Inside the size line of a chunk. Holds the part of the line that was read.
     Size(Vec<u8>),
-    /// Inside the data of a chunk. Holds how many bytes are left until the next size line, including CR LF.
+    /// Inside the data of a chunk. Holds the number of bytes until the next size line, including CR LF.
     Data(u64),
     /// After the last chunk. Holds the part of the trailers that was read.
     Trailers(Vec<u8>),
 }
 
-/// The chunks are malformed.
+/// The error for malformed chunks.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Malformed;
 
@@ -37,7 +37,7 @@ impl Framing {
         matches!(self, Self::Length(0))
     }
 
-    /// Returns how many of `bytes` belong to the body, and advances the position by them.
+    /// Returns the number of `bytes` that belong to the body, and advances the position by them.
     pub fn take(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
         let mut taken = 0;
         while taken < bytes.len() && !self.is_over() {
@@ -83,7 +83,7 @@ fn pass(left: &mut u64, bytes: &[u8]) -> usize {
     passed
 }
 
-/// Appends `bytes` to `line` up to and including the next LF. Returns how many bytes were taken.
+/// Appends `bytes` to `line` up to and including the next LF. Returns the number of bytes that were taken.
 fn read_line(line: &mut Vec<u8>, bytes: &[u8]) -> Result<usize, Malformed> {
     let end = bytes.iter().position(|b| *b == b'\n').map_or(bytes.len(), |at| at + 1);
     line.extend_from_slice(&bytes[..end]);

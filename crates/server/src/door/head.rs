@@ -5,9 +5,9 @@
 use super::framing::Framing;
 use super::refusal::DoorRefusal;
 
-/// The most bytes that a head may have, from the request line to the empty line at its end.
+/// The maximum number of bytes of a head, from the request line to the empty line at its end.
 pub const HEAD_BYTES: usize = 32 * 1024;
-/// The most header fields that a request may have. Hyper has the same limit.
+/// The maximum number of header fields of a request. Hyper has the same limit.
 pub const HEADER_FIELDS: usize = 100;
 const METHOD_BYTES: usize = 16;
 /// The segment after each of these prefixes is a name that applications choose. It may hold an encoded slash or
@@ -288,17 +288,17 @@ mod tests {
     fn each_limit_is_named_and_reached_exactly() {
         let with = |fields: usize| format!("GET / HTTP/1.1\r\nhost: h\r\n{}\r\n", "x: y\r\n".repeat(fields));
         assert!(matches!(found(&with(HEADER_FIELDS - 1)), HeadSearch::Head(..)));
-        assert!(refused(&with(HEADER_FIELDS)).contains("100 header fields at most"));
+        assert!(refused(&with(HEADER_FIELDS)).contains("at most 100 are allowed"));
         let long = |bytes: usize| {
             let frame = "GET / HTTP/1.1\r\nhost: h\r\nx: \r\n\r\n".len();
             format!("GET / HTTP/1.1\r\nhost: h\r\nx: {}\r\n\r\n", "y".repeat(bytes - frame))
         };
         assert!(matches!(found(&long(HEAD_BYTES)), HeadSearch::Head(..)));
-        assert!(refused(&long(HEAD_BYTES + 1)).contains("32768 bytes at most"));
+        assert!(refused(&long(HEAD_BYTES + 1)).contains("at most 32768 bytes"));
         assert!(refused(&long(HEAD_BYTES + 1)[..HEAD_BYTES]).contains("\"status\":431"), "without waiting for its end");
         let body = |length: &str| format!("POST / HTTP/1.1\r\nhost: h\r\ncontent-length: {length}\r\n\r\n");
         assert!(matches!(found(&body("1000")), HeadSearch::Head(..)));
-        assert!(refused(&body("1001")).contains("1000 bytes at most"));
+        assert!(refused(&body("1001")).contains("at most 1000 bytes"));
         assert!(refused(&body("99999999999999999999999")).contains("\"status\":413"));
     }
 }

@@ -14,8 +14,7 @@ const HEADER_TOO_LARGE: (&str, u16) = ("header-too-large", 431);
 const FAILED: (&str, u16) = ("internal", 500);
 const TOO_MANY: (&str, u16) = ("too-many-connections", 503);
 
-/// Why the server refused a request. The answer is sent instead of calling the handler, or replaces the handler's
-/// answer.
+/// The refusal of a request. Its answer is sent instead of calling the handler, or replaces the handler's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DoorRefusal {
     kind: (&'static str, u16),
@@ -49,12 +48,12 @@ impl DoorRefusal {
     }
 
     pub fn large_body(limit: u64) -> Self {
-        let detail = format!("the request's body may have {limit} bytes at most");
+        let detail = format!("the request's body is too large; at most {limit} bytes are allowed");
         Self { kind: BODY_TOO_LARGE, title: "The body is too large", detail: detail.into(), limit: Some(limit) }
     }
 
     pub fn large_header(limit: usize) -> Self {
-        let detail = format!("the request's header may have {limit} bytes at most");
+        let detail = format!("the request's header is too large; at most {limit} bytes are allowed");
         Self {
             kind: HEADER_TOO_LARGE,
             title: "The header is too large",
@@ -64,7 +63,7 @@ impl DoorRefusal {
     }
 
     pub fn many_headers(limit: usize) -> Self {
-        let detail = format!("the request may have {limit} header fields at most");
+        let detail = format!("the request has too many header fields; at most {limit} are allowed");
         Self {
             kind: HEADER_TOO_LARGE,
             title: "The header is too large",

@@ -12,7 +12,7 @@ use serde::Deserialize;
 pub struct ServerSettings {
     pub listen: String,
     pub allow_public: bool,
-    /// If this is empty, TLS is off.
+    /// The path of the certificate. If it is empty, TLS is off.
     pub tls_certificate: String,
     pub tls_key: String,
     pub trusted_proxies: Vec<IpNet>,

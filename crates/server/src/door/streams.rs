@@ -12,7 +12,7 @@ use postcommit_engine::dispatch::Stop;
 use postcommit_engine::metrics::Metrics;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-/// An extension of every request. A handler uses it to open a streaming answer.
+/// Opens streaming answers and counts them. It is an extension of every request.
 #[derive(Clone)]
 pub struct Streams {
     places: Arc<Semaphore>,
@@ -24,13 +24,12 @@ pub struct Streams {
 
 type OpenByTenant = Arc<Mutex<HashMap<i32, usize>>>;
 
-/// Why no further stream may be opened.
+/// The reason why no further stream may be opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamsFull {
-    /// As many streams are open as `server.streams` allows.
+    /// The limit of `server.streams` is reached.
     ForAll,
-    /// This tenant has opened as many streams as one tenant may; the number is that limit. Other tenants may still open
-    /// streams.
+    /// The limit of one tenant is reached; the number is that limit. Other tenants may still open streams.
     ForTenant(usize),
 }
 

@@ -16,7 +16,7 @@ use tokio::sync::{Notify, mpsc};
 
 use super::*;
 
-/// How long any step may take. A step that takes longer fails the test.
+/// The time limit of every step. A step that takes longer fails the test.
 const GUARD: Duration = Duration::from_secs(60);
 
 fn settings() -> ServerSettings {
@@ -26,7 +26,7 @@ fn settings() -> ServerSettings {
     settings
 }
 
-/// Channels by which the routes and the test signal each other.
+/// The channels between the routes and the test.
 #[derive(Clone)]
 struct Signals {
     tell: mpsc::UnboundedSender<&'static str>,

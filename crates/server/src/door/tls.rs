@@ -12,10 +12,10 @@ use tokio_rustls::TlsAcceptor;
 
 use super::settings::ServerSettings;
 
-/// How often the files are checked for changes. A SIGHUP checks them immediately.
+/// The interval at which the files are checked for changes. A SIGHUP checks them immediately.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// The certificate that new connections get, and the files it comes from.
+/// The certificate for new connections, and its files.
 pub struct Tls {
     certificate: String,
     key: String,
@@ -49,7 +49,7 @@ impl Tls {
         TlsAcceptor::from(self.config.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// Puts the content of the files into use if it changed and is valid.
+    /// Uses the new content of the files if it changed and is valid.
     fn look(&self, seen: &mut Result<Files, String>) {
         let now = Files::read(&self.certificate, &self.key);
         if now == *seen {

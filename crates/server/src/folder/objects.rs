@@ -1,4 +1,4 @@
-//! The contents of the files of a folder.
+//! The contents of the files in a folder.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::{Kind, Object};
 
-/// A template. Fields that are left out have their defaults.
+/// A template. Omitted fields have their defaults.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Template {
@@ -37,7 +37,8 @@ pub struct Template {
     pub html: Option<String>,
     pub data: Option<Value>,
     pub layout: Option<String>,
-    /// These are left out where they are as the content settings say.
+    /// The treatment of placeholders without a value. This field, the date format and the time zone are omitted if they
+    /// equal the content settings.
     pub missing: Option<String>,
     pub date_format: Option<String>,
     pub time_zone: Option<String>,
@@ -50,7 +51,7 @@ pub struct Layout {
     pub source: String,
 }
 
-/// The content settings. Fields that are left out have their defaults.
+/// The content settings. Omitted fields have their defaults.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Content {
@@ -62,7 +63,7 @@ pub struct Content {
     pub brand: Map<String, Value>,
 }
 
-/// A declared event type. Fields that are left out have their defaults.
+/// A declared event type. Omitted fields have their defaults.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EventType {
@@ -84,7 +85,7 @@ pub struct List {
     pub members: Vec<MemberDraft>,
 }
 
-/// A provider. Fields that are left out keep their values, or have the driver's defaults.
+/// A provider. Omitted fields keep their values, or have the driver's defaults if the provider is new.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Provider {
@@ -100,7 +101,7 @@ pub struct Provider {
     pub rate_per_s: Option<f64>,
     pub burst: Option<i32>,
     pub enabled: Option<bool>,
-    /// Where each secret comes from: `env:NAME`, `file:PATH`, or `stored` for the one that the provider has.
+    /// The source of each secret: `env:NAME`, `file:PATH`, or `stored` to keep the provider's current secret.
     #[serde(default)]
     pub secrets: BTreeMap<String, String>,
 }
@@ -113,7 +114,7 @@ fn notification() -> String {
     "notification".to_owned()
 }
 
-/// Checks the content of a file, and returns the object in its usual form.
+/// Checks the content of a file, and returns the object in its canonical form.
 pub fn checked(kind: Kind, file: &Path, content: Value) -> Result<Object, String> {
     let checked = match kind {
         Kind::EventType => usual::<EventType>(content),
@@ -147,7 +148,7 @@ pub fn object(value: &impl Serialize) -> Object {
     fields
 }
 
-/// Content settings in their usual form, without defaults.
+/// Content settings in their canonical form, without defaults.
 pub fn settings(mut content: Content) -> Object {
     let defaults = ContentSettings::default();
     let missing = defaults.missing.name();
@@ -161,7 +162,7 @@ pub fn settings(mut content: Content) -> Object {
     object(&content)
 }
 
-/// A list in its usual form.
+/// A list in its canonical form.
 pub fn list(list: List) -> Object {
     let mut fields = object(&sorted(list));
     for member in fields.get_mut("members").and_then(Value::as_array_mut).into_iter().flatten() {
@@ -172,12 +173,12 @@ pub fn list(list: List) -> Object {
     fields
 }
 
-/// Reads an object back.
+/// Converts an object to its type.
 pub fn of<T: DeserializeOwned>(object: &Object) -> Result<T, String> {
     parsed(Value::Object(object.clone()))
 }
 
-/// A list with its members in order. The default channel of an address is left out.
+/// Returns the list with its members in order. The default channel of an address is omitted.
 pub fn sorted(mut list: List) -> List {
     for member in &mut list.members {
         let default = channels_of_kind(&member.kind).first().copied();

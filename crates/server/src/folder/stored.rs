@@ -20,9 +20,9 @@ use crate::providers::{Change as ProviderChange, Workshop};
 use crate::templates::layouts::SettingsChange;
 use crate::templates::{Change, Saved, Templates};
 
-/// Rows that are read together.
+/// The number of rows that one query reads.
 const PAGE: i64 = 200;
-/// The reference to the secret that a provider has already.
+/// The reference to the current secret of a provider.
 const STORED: &str = "stored";
 
 /// The objects of one tenant in the database.
@@ -47,7 +47,7 @@ impl Stored<'_> {
         self.read_event_types(&mut state).await?;
         self.read_lists(&mut state).await?;
         for provider in self.store.providers_of(self.tenant).await? {
-            // The provider of the inboxes is made by itself.
+            // The provider for inboxes is created automatically, so it is not exported.
             if driver::destination(&provider.driver) != Destination::Inbox {
                 state.put(Kind::Provider, provider.name.clone(), objects::object(&provider_of(&provider)));
             }
@@ -150,7 +150,7 @@ impl Stored<'_> {
         }
     }
 
-    /// Creates an object, or changes it. Returns whether something was written, and what to know about it.
+    /// Creates or changes an object. Returns whether something was written, and warnings.
     pub async fn put(
         &self,
         kind: Kind,
@@ -203,7 +203,7 @@ impl Stored<'_> {
     }
 
     async fn put_list(&self, name: &str, list: List, is_new: bool) -> Result<bool, Failure> {
-        // A list may be there already from a try in which a list inside it was missing.
+        // An earlier try, in which a nested list was missing, may already have created the list.
         if is_new && self.store.member_list_row(self.tenant, name).await?.is_none() {
             self.store.create_list(self.tenant, name, list.description.as_deref()).await?;
         } else {
@@ -274,7 +274,7 @@ impl Stored<'_> {
         }
     }
 
-    /// Deletes an object. A template is deactivated before, and its versions stay. The content settings stay.
+    /// Deletes an object. A template is deactivated first. The content settings are never deleted.
     pub async fn delete(&self, kind: Kind, name: &str) -> Result<(), Failure> {
         match kind {
             Kind::EventType => self.store.delete_event_type(self.tenant, name).await?,
@@ -370,16 +370,16 @@ fn provider_of(provider: &StoredProvider) -> Provider {
     }
 }
 
-/// The secret that a reference names. The error does not repeat what a file or variable holds.
+/// Reads the secret that a reference names. The error does not contain the content of the file or variable.
 fn resolved(reference: &str) -> Result<Secret, String> {
     match reference.split_once(':') {
         Some(("env", name)) => {
-            std::env::var(name).map(Secret::new).map_err(|_| format!("the environment has no variable {name}"))
+            std::env::var(name).map(Secret::new).map_err(|_| format!("the environment has no variable {name}; set it"))
         }
         Some(("file", path)) => {
             let read = std::fs::read_to_string(path).map_err(|e| format!("{path}: {e}"));
             read.map(|text| Secret::new(text.trim()))
         }
-        _ => Err("is no reference; write env:NAME, file:PATH or stored".into()),
+        _ => Err("is not a reference to a secret; write env:NAME, file:PATH or stored".into()),
     }
 }

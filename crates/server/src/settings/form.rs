@@ -42,7 +42,7 @@ pub fn described(value: &Value) -> String {
         Value::Boolean(_) => "true or false".into(),
         Value::Float(_) => "a number".into(),
         Value::Array(_) => "a list".into(),
-        Value::String(_) => "a text".into(),
+        Value::String(_) => "a string".into(),
         other => format!("a {}", other.type_str()),
     }
 }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 pub struct InboxSettings {
     /// The origins whose pages may call the inbox routes from a browser, or `*` for all.
     pub origins: Vec<String>,
-    /// How often a stream sends a heartbeat and checks that its user may still read the inbox.
+    /// The interval at which a stream sends a heartbeat and checks that its user may still read the inbox.
     pub heartbeat_ms: u64,
 }
 

@@ -18,16 +18,16 @@ use url::Url;
 
 use super::TelemetrySettings;
 
-/// The most spans in a batch.
+/// The maximum number of spans in a batch.
 const BATCH: usize = 512;
-/// How long the first span of a batch waits for others.
+/// The time for which the first span of a batch waits for others.
 const GATHER: Duration = Duration::from_secs(1);
-/// The time limit of a request to the collector, and how long a stop waits for the last spans.
+/// The time limit of a request to the collector, and of the wait for the last spans at a stop.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest wait before a batch is sent again. Spans that end during the wait are queued. If the queue is full, they
 /// are dropped.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// How many characters of a collector's error message are logged.
+/// The number of characters of a collector's error message that are logged.
 const REASON_CHARS: usize = 200;
 
 /// The background task that sends spans to the collector until [`Exporter::finish`] is called.
@@ -130,19 +130,21 @@ impl Sending {
     }
 }
 
-/// How long to wait before the batch is sent again. `None` if OTLP allows no retry after this answer, or if the
-/// collector asks to wait longer than [`LONGEST_WAIT`].
+/// The wait before the batch is sent again. `None` if OTLP allows no retry after this answer, or if the collector asks
+/// for a wait that is longer than [`LONGEST_WAIT`].
 fn wait_before_repeat(answer: &HttpAnswer) -> Option<Duration> {
     let wait = answer.retry_after().unwrap_or(GATHER);
     (matches!(answer.status, 429 | 502..=504) && wait <= LONGEST_WAIT).then_some(wait)
 }
 
-/// What became of the spans of a batch, and the problem in words. The three counts add up to the batch.
+/// The result of a batch: the number of spans by result, and the problem in words. The three counts add up to the
+/// batch.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Judged {
     exported: u64,
     dropped: u64,
-    /// The collector accepted the request, but its answer, which may reject spans, cannot be read.
+    /// Spans whose result is unknown: the collector accepted the request, but its answer, which may reject spans,
+    /// cannot be read.
     unknown: u64,
     problem: Option<String>,
 }
@@ -194,7 +196,7 @@ impl Answered {
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct PartialSuccess {
-    /// A number, or a text as in the JSON form of protobuf.
+    /// The number of rejected spans: a number, or a string as in the JSON form of protobuf.
     rejected_spans: Value,
     error_message: String,
 }

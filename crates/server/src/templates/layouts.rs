@@ -1,5 +1,5 @@
-//! The rules for layouts, partials and content settings. A change says which templates get a new version before it is
-//! made, with `dry_run`.
+//! The rules for layouts, partials and content settings. With `dry_run`, a change writes nothing and returns the
+//! templates that would get a new version.
 
 use postcommit_channel::model::short_name;
 use postcommit_channel::template::{Source, limits};
@@ -13,28 +13,28 @@ use super::{Common, Templates, compiled, is_still, language_tag, missing_of, ove
 
 /// The kinds of layouts.
 pub const KINDS: [&str; 2] = ["layout", "partial"];
-/// The most bytes of the brand values, as JSON text.
+/// The maximum number of bytes of the brand values, as JSON text.
 pub const BRAND_BYTES: usize = 16 * 1024;
 
-/// What a change of a layout or of the content settings did, or would do.
+/// The effect of a change, or of a dry run, of a layout or of the content settings.
 #[derive(Debug, Default)]
 pub struct Effect {
-    /// Whether something was written, or would be.
+    /// Whether the change wrote something, or would write something.
     pub is_changed: bool,
     /// The ids of the templates that get a new version.
     pub templates: Vec<String>,
-    /// The notifications of their event types that are not expanded yet: the change counts for them.
+    /// The notifications of their event types that are not expanded yet. They will use the new versions.
     pub waiting: Waiting,
 }
 
-/// The content settings to set. `language: Some(None)` removes it.
+/// The content settings to change. `language: Some(None)` removes the language.
 #[derive(Debug, Default, Clone)]
 pub struct SettingsChange {
     pub language: Option<Option<String>>,
     pub time_zone: Option<String>,
     pub date_format: Option<String>,
     pub missing: Option<String>,
-    /// Replaces all brand values.
+    /// The new brand values. They replace all brand values.
     pub brand: Option<Value>,
 }
 
@@ -44,7 +44,8 @@ impl Templates<'_> {
         self.store.layout(self.tenant, name).await?.ok_or_else(unknown)
     }
 
-    /// Creates a layout or a partial. One of the name of a shipped layout replaces it, in templates that use it, too.
+    /// Creates a layout or a partial. If it has the name of a built-in layout, it replaces that layout, also in
+    /// templates that use it.
     pub async fn create_layout(
         &self,
         name: &str,
@@ -63,8 +64,8 @@ impl Templates<'_> {
         Err(overtaken("layout", name))
     }
 
-    /// Changes the text of a layout, and makes new versions of the templates that use it. With a revision, it is done
-    /// only if the layout still has that revision.
+    /// Changes the source of a layout, and creates new versions of the templates that use it. With a revision, the
+    /// change is made only if the layout still has that revision.
     pub async fn update_layout(
         &self,
         name: &str,
@@ -87,7 +88,7 @@ impl Templates<'_> {
         Err(overtaken("layout", name))
     }
 
-    /// Checks and saves a layout. Returns `None` if others changed something in the meantime.
+    /// Checks and saves a layout. Returns `None` if a concurrent change interfered.
     async fn save(
         &self,
         draft: &LayoutDraft,
@@ -146,15 +147,15 @@ impl Templates<'_> {
         Ok(LayoutUse { parts, made_from, ..LayoutUse::default() })
     }
 
-    /// Refuses a layout with which a template that uses it could no longer be compiled: with its layout and partials a
-    /// part has limits of its own.
+    /// Refuses a layout if a template that uses it could no longer be compiled, for example because the part with its
+    /// layout would exceed a limit.
     async fn check_users(&self, used: &LayoutUse) -> Result<(), EditError> {
         for id in &used.templates {
             let mut source = self.source(id, self.find(id).await?.version).await?;
             source.parts.extend(used.parts.clone());
             compiled(&source).await.map_err(|error| match error {
                 EditError::Refused(problem) => {
-                    EditError::Refused(format!("source: template {id} could not be used with it: {problem}"))
+                    EditError::Refused(format!("source: template {id} cannot be compiled with this source: {problem}"))
                 }
                 other => other,
             })?;
@@ -179,7 +180,7 @@ impl Templates<'_> {
         Err(overtaken("layout", name))
     }
 
-    /// Changes the content settings, and makes new versions of the templates that follow them.
+    /// Changes the content settings, and creates new versions of the templates that use them.
     pub async fn update_settings(
         &self,
         revision: Option<i32>,
@@ -255,7 +256,7 @@ fn of_source(error: EditError, name: &str) -> EditError {
     }
 }
 
-/// The ids of templates, and their event types, each once.
+/// The ids of the templates, and their event types without duplicates.
 fn split(templates: Vec<(String, String)>) -> (Vec<String>, Vec<String>) {
     let (ids, mut event_types): (Vec<_>, Vec<_>) = templates.into_iter().unzip();
     event_types.sort_unstable();

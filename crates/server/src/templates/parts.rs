@@ -1,4 +1,4 @@
-//! The layouts and partials that a template uses, which its version copies.
+//! Finds the layouts and partials that a template uses. Its version copies them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,11 +11,11 @@ use serde_json::Value;
 pub struct Layout {
     pub kind: String,
     pub source: String,
-    /// 0: it is not stored yet.
+    /// The revision. 0 means that the layout is not stored yet.
     pub revision: i32,
 }
 
-/// Copies the layout, the partials and the brand values that the parts of a version use into it.
+/// Copies the layout, the partials and the brand values that the parts use into the version.
 pub fn copy_into(
     source: &mut Source,
     layouts: &BTreeMap<String, Layout>,
@@ -27,7 +27,7 @@ pub fn copy_into(
         if is_partial || find(name, layouts).is_none() {
             let known = names(layouts, "layout");
             return Err(EditError::Refused(format!(
-                "layout: {name:?} is not a layout of this tenant; known are {known}"
+                "layout: {name:?} is not a layout of this tenant; allowed are {known}"
             )));
         }
         wanted.push(("layout".to_owned(), name.clone()));
@@ -37,12 +37,13 @@ pub fn copy_into(
     }
     let (parts, made_from) = closure(wanted, layouts, settings.revision)?;
     source.parts = parts;
-    // A version without brand values does not change when they do.
+    // A version that uses no brand values gets no copy, so a change of the brand values creates no new version of it.
     source.brand = if mentions_brand(source) { settings.brand.clone() } else { Value::Object(serde_json::Map::new()) };
     Ok(made_from)
 }
 
-/// The wanted layouts and partials, and what they include in turn. `wanted` names the part that wants each.
+/// The wanted layouts and partials, and the partials that they include in turn. `wanted` holds pairs: the part that
+/// includes the layout or partial, and its name.
 pub fn closure(
     mut wanted: Vec<(String, String)>,
     layouts: &BTreeMap<String, Layout>,
@@ -56,7 +57,7 @@ pub fn closure(
         let Some(text) = find(&name, layouts) else {
             let known = names(layouts, "partial");
             let problem =
-                format!("{part}: includes {name:?}, which is not a partial of this tenant; known are {known}");
+                format!("{part}: includes {name:?}, which is not a partial of this tenant; allowed are {known}");
             return Err(EditError::Refused(problem));
         };
         wanted.extend(included(text).into_iter().map(|inner| (format!("layout {name}"), inner)));
@@ -67,7 +68,7 @@ pub fn closure(
     Ok((parts, made_from))
 }
 
-/// The text of a tenant's layout or partial, or of a shipped one.
+/// The source of a tenant's layout or partial, or of a built-in layout.
 fn find<'a>(name: &str, layouts: &'a BTreeMap<String, Layout>) -> Option<&'a str> {
     let shipped = || SHIPPED.iter().find(|(shipped, _)| *shipped == name).map(|(_, text)| *text);
     layouts.get(name).map(|layout| layout.source.as_str()).or_else(shipped)
@@ -80,7 +81,7 @@ fn names(layouts: &BTreeMap<String, Layout>, kind: &str) -> String {
     if all.is_empty() { "none".into() } else { all.into_iter().collect::<Vec<_>>().join(", ") }
 }
 
-/// The names that the text includes: what is in quotes in tags that begin with `include`.
+/// The names that a text includes: the quoted names in tags that begin with `include`.
 pub fn included(text: &str) -> BTreeSet<String> {
     let tags = text.split("{%").skip(1).filter_map(|rest| rest.split_once("%}")).map(|(tag, _)| tag);
     let includes = tags.filter_map(|tag| tag.trim_start_matches(['-', '+']).trim_start().strip_prefix("include"));
@@ -93,7 +94,7 @@ fn quoted(text: &str) -> Option<&str> {
     text[1..].split_once(quote).map(|(name, _)| name)
 }
 
-/// The texts of a version, by part.
+/// The source texts of a version, by part.
 fn texts(source: &Source) -> Vec<(&'static str, String)> {
     let plain = [("to", &source.to), ("subject", &source.subject), ("text", &source.text), ("html", &source.html)];
     let mut all: Vec<_> = plain.into_iter().filter_map(|(part, text)| Some((part, text.clone()?))).collect();
@@ -112,7 +113,7 @@ fn within(data: &Value, texts: &mut Vec<(&'static str, String)>) {
     }
 }
 
-/// Whether a version may read brand values. The store asks the database the same.
+/// Whether a version may read brand values. The store applies the same rule in SQL.
 fn mentions_brand(source: &Source) -> bool {
     let mentions = |text: &str| text.to_ascii_lowercase().contains("brand");
     texts(source).iter().any(|(_, text)| mentions(text)) || source.parts.values().any(|text| mentions(text))

@@ -14,35 +14,35 @@ use uuid::Uuid;
 
 use super::{Templates, compiled, stopped};
 
-/// What to render, and with what.
+/// The version and the data to render.
 #[derive(Debug, Default)]
 pub struct Wanted {
-    /// The version. Default: the one that is used.
+    /// The number of the version. Default: the current version.
     pub version: Option<i32>,
     /// The event's data. Default: the sample of the event type, or else its newest event.
     pub payload: Option<Value>,
-    /// A past notification whose data is used.
+    /// The id of a past notification, whose data is used.
     pub notification: Option<Uuid>,
-    /// The user that is written to.
+    /// The user that receives the message.
     pub user: Option<Value>,
     pub language: Option<String>,
     pub time_zone: Option<String>,
-    /// The URL of the server for people; empty if it is not set.
+    /// The URL of the server for browsers. Empty if it is not set.
     pub public_url: String,
 }
 
-/// A message as it would be sent.
+/// The rendered message, and the warnings.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Preview {
-    /// The template.
+    /// The id of the template.
     pub template: String,
     /// The version that was rendered.
     pub version: i32,
-    /// The channel.
+    /// The channel of the template.
     pub channel: String,
-    /// Where the data comes from: `given`, `notification`, `sample`, `newest event` or `none`.
+    /// The source of the data: `given`, `notification`, `sample`, `newest event` or `none`.
     pub data_from: &'static str,
-    /// The address that the template gives, if it gives one.
+    /// The address that the template's part `to` renders, if any.
     pub to: Option<String>,
     /// The subject or heading.
     pub subject: Option<String>,
@@ -50,27 +50,27 @@ pub struct Preview {
     pub text: Option<String>,
     /// The message as HTML.
     pub html: Option<String>,
-    /// The channel's own data.
+    /// Additional fields for the channel.
     #[schema(value_type = Option<Object>)]
     pub data: Option<Value>,
-    /// How an SMS is split. Only for the channel `sms`.
+    /// The encoding and the number of segments. Only for the channel `sms`.
     pub sms: Option<Segments>,
-    /// What to know about the rendering.
+    /// Warnings about the rendering.
     pub warnings: Vec<Warning>,
-    /// Why nothing would be sent, if so.
+    /// The reason why the message would not be sent. `null` if it would be sent.
     pub failure: Option<RenderFailure>,
 }
 
-/// Why a template could not be rendered.
+/// The reason why a template could not be rendered.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct RenderFailure {
-    /// The code that a delivery would be parked with.
+    /// The error code of the parked delivery.
     pub code: &'static str,
-    /// A sentence for people.
+    /// A sentence that describes the error.
     pub detail: String,
 }
 
-/// The notification that a preview renders: a past one, or the data alone.
+/// The event that a preview renders: a past notification, or only data.
 struct Event {
     from: &'static str,
     payload: Box<RawValue>,
@@ -112,7 +112,8 @@ impl Templates<'_> {
         rendered.await.map_err(|e| stopped(&e))
     }
 
-    /// A link that looks like an unsubscribe link and stops nothing: a caller that may only read gets no signed one.
+    /// A sample unsubscribe link that has no effect. A preview needs only the scope `read`, so it must not return a
+    /// signed link.
     async fn sample_link(&self, event_type: &str, public_url: &str) -> Result<Result<String, &'static str>, EditError> {
         let declared = self.store.event_type(self.tenant, event_type).await?;
         Ok(match declared.is_some_and(|declared| declared.event_type.mandatory) {
@@ -143,7 +144,7 @@ impl Templates<'_> {
     }
 }
 
-/// The items of a digest in a preview: the payload's list `items`, or else the payload twice.
+/// The items of a digest in a preview: the list `items` of the payload, or else the payload twice.
 fn sample_items(payload: &RawValue) -> Vec<Box<RawValue>> {
     #[derive(Deserialize)]
     struct Given {

@@ -13,7 +13,7 @@ use crate::html::escape;
 /// The height of a chart in pixels.
 const CHART: f64 = 200.0;
 
-/// The most points of a line for which each point gets a marker.
+/// The maximum number of points of a line for which each point gets a marker.
 const POINTS: usize = 40;
 
 /// Markers that distinguish lines without colour. The fifth line uses the first marker again.

@@ -14,14 +14,14 @@ use crate::html;
 use crate::problem::{Problem, ProblemKind, ProblemPage};
 use crate::read::{Form, Params};
 
-/// The query of a sign-in link, and the form on its page.
+/// The query of a sign-in link. The form on the sign-in page posts the same field.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
     token: Option<String>,
 }
 
-/// The home page. It shows who is signed in, and how to sign in.
+/// The home page. It shows the signed-in caller, or how to sign in.
 pub async fn home() -> Response {
     let content = "<div id=\"who\" aria-live=\"polite\"><p>One moment…</p></div>\
         <noscript><p>This page needs JavaScript.</p></noscript>";
@@ -60,7 +60,10 @@ pub async fn login(
         return Err(Problem::invalid("token", "the token of the sign-in link is missing; open the whole link").into());
     };
     let Some(begun) = app.store.redeem_login_link(&token, SESSION_LASTS).await? else {
-        let refusal = Problem::new(ProblemKind::Unauthenticated, "the sign-in link was used before or has expired");
+        let refusal = Problem::new(
+            ProblemKind::Unauthenticated,
+            "the sign-in link was used before or has expired; `postcommit keys login-link` prints a new one",
+        );
         return Err(app.auth.link_failed(client.map(|client| client.address), refusal).into());
     };
     // The secret is revealed here to send it to the browser, which keeps it.

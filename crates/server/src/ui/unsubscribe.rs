@@ -1,5 +1,5 @@
 //! The page of an unsubscribe link. Only a POST unsubscribes, so that mail scanners that open links do not. Mail
-//! programs send that POST themselves (RFC 8058), and the page has one button for people.
+//! programs send that POST themselves (RFC 8058), and the page has a button that sends it.
 
 use axum::Extension;
 use axum::extract::{Path, State};
@@ -15,7 +15,7 @@ use crate::problem::{Problem, ProblemKind, ProblemPage};
 
 const TITLE: &str = "Unsubscribe";
 
-/// What the link stops, and the button.
+/// The page with the messages that the link stops, and the button.
 pub async fn unsubscribe_page(
     State(app): State<AppState>,
     client: Option<Extension<Client>>,
@@ -29,7 +29,8 @@ pub async fn unsubscribe_page(
     Ok(html::page(StatusCode::OK, TITLE, &form))
 }
 
-/// Unsubscribes. The body is not read: a mail program sends `List-Unsubscribe=One-Click`, the page's form nothing.
+/// Unsubscribes. The body is not read: a mail program sends `List-Unsubscribe=One-Click`, and the page's form sends
+/// none.
 pub async fn unsubscribe(
     State(app): State<AppState>,
     client: Option<Extension<Client>>,
@@ -50,7 +51,7 @@ async fn find(app: &App, client: Option<&Client>, token: &str) -> Result<Unsubsc
     }
 }
 
-/// What is stopped, in HTML.
+/// The messages that the link stops, in HTML.
 fn what(link: &Unsubscribe) -> String {
     let of = match (&link.who, link.event_type.as_str()) {
         (Who::Address(_), _) | (Who::User(_), ANY) => String::new(),

@@ -51,7 +51,7 @@ static FORBIDDEN: LazyLock<Vec<(IpNet, &str)>> = LazyLock::new(|| {
     RANGES.iter().map(parsed).collect()
 });
 
-/// Why `ip` must not be connected to, or `None` for a public address.
+/// The reason why connections to `ip` are forbidden, or `None` for a public address.
 /// An IPv4-mapped IPv6 address is treated as the IPv4 address that it contains.
 pub fn forbidden(ip: IpAddr) -> Option<&'static str> {
     let ip = ip.to_canonical();
@@ -83,16 +83,17 @@ impl Filter {
         Self { allow: allow.to_vec() }
     }
 
-    /// Why `ip` must not be connected to. A range in `allow` takes precedence over every forbidden range.
+    /// The reason why connections to `ip` are forbidden. A range in `allow` takes precedence over every forbidden
+    /// range.
     pub(super) fn blocked(&self, ip: IpAddr) -> Option<&'static str> {
         let ip = ip.to_canonical();
         let opened = self.allow.iter().any(|net| net.contains(&ip));
         if opened { None } else { forbidden(ip) }
     }
 
-    /// The addresses that may be connected to, in canonical form and in the resolver's order.
+    /// The allowed addresses, in canonical form and in the resolver's order.
     /// # Errors
-    /// Why the first address is forbidden, if no address is allowed.
+    /// The reason why the first address is forbidden, if no address is allowed.
     pub(super) fn keep(&self, found: &[IpAddr]) -> Result<Vec<IpAddr>, &'static str> {
         let mut kept: Vec<IpAddr> = Vec::with_capacity(found.len());
         let mut reason = None;

@@ -37,12 +37,12 @@ impl WriteCounter {
         self.lock().bytes = 0;
     }
 
-    /// How many bytes were written since [`WriteCounter::begin`], or since the stream was opened.
+    /// The number of bytes that were written since [`WriteCounter::begin`], or since the stream was opened.
     pub fn written(&self) -> u64 {
         self.lock().bytes
     }
 
-    /// Refuses all further writes and returns how many bytes were written before.
+    /// Refuses all further writes. Returns the number of bytes that were written before.
     pub fn close(&self) -> u64 {
         let mut written = self.lock();
         written.closed = true;

@@ -19,7 +19,7 @@ use crate::tls;
 /// Performs TLS handshakes. It trusts the system's root certificates and those of `egress.ca_file`.
 pub(super) struct TlsClient {
     extra_roots: RootCertStore,
-    /// Created at the first handshake. Reading the system's root certificates takes files and milliseconds, and a
+    /// The connector, created at the first handshake. Reading the system's root certificates takes milliseconds, and a
     /// process that sends nothing over TLS does not need them.
     connector: OnceCell<TlsConnector>,
 }

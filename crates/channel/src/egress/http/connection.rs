@@ -25,12 +25,12 @@ use crate::egress::deadline::{Deadline, Late};
 use crate::egress::failure::{chain, text};
 use crate::egress::{DialledStream, EgressFailure, Endpoint, Phase, WriteCounter};
 
-/// How many bytes of an answer's head, or of its body while it arrives, are buffered at most.
+/// The maximum number of buffered bytes of an answer's head, or of its body while it arrives.
 const BUFFER_BYTES: usize = 65_536;
-/// After an answer, how long a connection may take until it is ready for the next request. After that it is closed.
+/// The time after an answer in which a connection must become ready for the next request. Otherwise it is closed.
 const REST: Duration = Duration::from_millis(50);
 
-/// Why a request got no head of an answer.
+/// The reason why the head of an answer did not arrive.
 #[derive(Debug, thiserror::Error)]
 enum SendError {
     #[error(transparent)]
@@ -180,7 +180,7 @@ impl ConnectionIo {
     }
 }
 
-/// How reading the body of an answer ended.
+/// The end of reading the body of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Whole,

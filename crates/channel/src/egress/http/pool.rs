@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 use super::origin::Origin;
 use crate::clock;
 
-/// How many idle connections are kept for one origin. If it were less than the number of concurrent requests, the
+/// The maximum number of idle connections to one origin. If it were less than the number of concurrent requests, the
 /// requests beyond it would each open a new connection.
 pub(super) const IDLE_PER_ORIGIN: usize = 256;
-/// How many idle connections are kept in total.
+/// The maximum number of idle connections in total.
 pub(super) const IDLE_IN_ALL: usize = 512;
-/// How long a connection may be idle. Common servers close idle connections after five seconds. If a server does so
-/// while a request is on its way, the outcome of the request is unclear.
+/// The longest idle time of a connection. Common servers close idle connections after five seconds. If a server does so
+/// during a request, the outcome of the request is unclear.
 pub(super) const IDLE_AGE: Duration = Duration::from_secs(4);
-/// How often idle connections are checked, while there are any.
+/// The interval at which idle connections are checked.
 const LOOK: Duration = Duration::from_millis(250);
-/// How long no connections are kept for an origin that closed a kept connection during a request.
+/// The time for which no connections are kept for an origin that closed a kept connection during a request.
 pub(super) const DISTRUST: Duration = Duration::from_secs(60);
 
 /// A connection that the pool can keep.
@@ -44,7 +44,7 @@ impl<C: Reusable> Idle<C> {
 /// The idle connections by origin. The last in each list was used most recently.
 struct Shelves<C> {
     idle: HashMap<Origin, Vec<Idle<C>>>,
-    /// Origins that closed a connection during a request, and when they last did so.
+    /// Origins that closed a kept connection during a request, with the time when they last did so.
     distrusted: HashMap<Origin, Instant>,
     sweeping: bool,
 }
@@ -114,7 +114,7 @@ impl<C: Reusable> Pool<C> {
         lock(&self.0).take(origin, clock::monotonic())
     }
 
-    /// Call it if `origin` closed a kept connection during a request. For a while, each request to it opens its own
+    /// Records that `origin` closed a kept connection during a request. For a while, each request to it opens its own
     /// connection.
     pub(super) fn distrust(&self, origin: &Origin) {
         lock(&self.0).distrust(origin, clock::monotonic());

@@ -1,4 +1,5 @@
-//! Gathers the targets of one notification: parties, their channels and templates, and what becomes of each.
+//! Collects the targets of one notification: the parties, their channels and templates, and the lane or end of each
+//! target.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::model::user::{KnownUser, ListMember, address, comparable, kind_of_cha
 use crate::model::{Digesting, Facts, FinishedState, Maker, Pacing, QuietRule, QuietWindow, StoredNotification};
 use crate::template::FlatPayload;
 
-/// One party that the notification goes to.
+/// One party: a recipient of the notification, or a member of a list.
 pub(super) struct Party {
     pub(super) recipient: Recipient,
     /// The only channel, of a list's member or of a template's own address.
@@ -37,7 +38,7 @@ impl Party {
     }
 }
 
-/// The targets of one notification, as they are gathered.
+/// The targets of one notification while they are collected.
 pub(super) struct Fan<'a> {
     pub(super) note: &'a StoredNotification,
     routes: Routes<'a>,
@@ -50,14 +51,14 @@ pub(super) struct Fan<'a> {
     maker: Maker,
     found: &'a Found,
     pub(super) targets: Vec<Target>,
-    /// Channel, address, audience and provider of what is sent already.
+    /// The channel, address, audience and provider of the targets so far.
     seen: HashSet<(String, String, String, Option<String>)>,
 }
 
 /// The kind of a member that names a provider.
 pub(super) const PROVIDER: &str = "provider";
 
-/// A member as a party. `None` if its kind is unknown.
+/// Converts a member to a party. `None` if its kind is unknown.
 pub(super) fn party(member: &ListMember, place: &str) -> Option<Party> {
     let place = place.to_owned();
     if member.kind == PROVIDER {
@@ -95,8 +96,8 @@ impl<'a> Fan<'a> {
         }
     }
 
-    /// Adds the targets of a notification that names no recipient: each template gives its own address. A template that
-    /// gives none, or fails, does not hold back the others.
+    /// Adds the targets of a notification that names no recipient: each template renders its own address. A template
+    /// that renders no address, or fails, does not affect the others.
     pub(super) fn reach_own(&mut self, own: Vec<OwnAddress>) -> Result<(), Expansion> {
         let mut without = Vec::new();
         for (entry, given) in own {
@@ -144,7 +145,7 @@ impl<'a> Fan<'a> {
         }
     }
 
-    /// Adds the targets of one party. Returns the skipped target of a party that no channel reaches.
+    /// Adds the targets of one party. If no channel reaches the party, returns its skipped target.
     pub(super) fn reach(&mut self, party: &Party) -> Option<Target> {
         let channels = self.channels_of(party);
         if channels.is_empty() {
@@ -170,7 +171,10 @@ impl<'a> Fan<'a> {
             }
         }
         if parties.is_empty() {
-            return Err(park("no_recipient", "the lists that the notification names have no members"));
+            return Err(park(
+                "no_recipient",
+                "the lists that the notification names have no members; add members, then retry",
+            ));
         }
         Ok(parties)
     }
@@ -183,8 +187,8 @@ impl<'a> Fan<'a> {
         Ok(members.iter().filter_map(|member| party(member, &place)).collect())
     }
 
-    /// The channels on which a party is reached. With templates, they are the channels of the templates that suit the
-    /// address. A program that receives the event itself needs no template.
+    /// The channels on which a party is reached. With templates, they are the channels of the templates that fit the
+    /// address. A program that receives the raw event needs no template.
     fn channels_of(&self, party: &Party) -> Vec<String> {
         let Some(choice) = self.choice.filter(|_| !gets_event(&party.recipient)) else {
             return match &party.channel {
@@ -239,7 +243,7 @@ impl<'a> Fan<'a> {
         self.targets.push(added);
     }
 
-    /// Applies the quiet hours of the target's user. A message in an inbox makes no noise, so they do not concern it.
+    /// Applies the quiet hours of the target's user. They do not apply to inbox messages, which disturb no one.
     fn keep_quiet(&self, target: &mut Target, known: Option<&KnownUser>) {
         let profile = known.and_then(|user| user.profile.as_ref());
         let Some((profile, hours)) = profile.and_then(|profile| Some((profile, profile.quiet_hours.as_ref()?))) else {
@@ -253,11 +257,12 @@ impl<'a> Fan<'a> {
         // A digest is not skipped, because its items would be lost.
         let is_skipped = self.quiet_rule == QuietRule::Skip && self.maker != Maker::Digest;
         if let (Some(end), true) = (end, is_skipped) {
-            let detail = format!("the user has quiet hours until {end}, and the event type is skipped in them");
+            let detail =
+                format!("the user has quiet hours until {end}, and the event type skips messages in quiet hours");
             target.fate = skipped("quiet_hours", detail);
             return;
         }
-        // It need not wait for longer than it may live.
+        // A delivery waits until its expiry at the latest.
         target.not_before = end.map(|end| end.min(self.note.expires_at));
         let context = target.facts.context.take().and_then(|context| serde_json::from_str(&context).ok());
         let mut context = context.unwrap_or_else(|| json!({}));
@@ -265,7 +270,7 @@ impl<'a> Fan<'a> {
         target.facts.context = Some(context.to_string());
     }
 
-    /// The address of a party on a channel. `None` if a user has none.
+    /// The address of a party on a channel. `None` if the party is a user without an address for the channel.
     fn reached_at(&self, party: &Party, channel: &str, known: Option<&KnownUser>) -> Option<Recipient> {
         match &party.recipient {
             Recipient::User(_) if channel != IN_APP => {
@@ -287,7 +292,7 @@ impl<'a> Fan<'a> {
     ) -> Fate {
         let place = &party.place;
         let Some(recipient) = recipient else {
-            // A channel that does not exist parks its delivery, so that it is not lost.
+            // If the channel does not exist, the delivery is parked, so that it is not lost.
             return match lane_for(None, channel, self.routes) {
                 parked @ Fate::Ended { .. } if !self.routes.know(channel) => parked,
                 _ => without_address(party, channel, known),
@@ -297,14 +302,14 @@ impl<'a> Fan<'a> {
             return skipped("bad_address", format!("{} {problem}", party.field(recipient.kind())));
         }
         if !self.is_mandatory && known.is_some_and(|user| !user.allows(&self.note.event_type, channel)) {
-            return skipped("opted_out", format!("{place}: the user does not want it on {channel}"));
+            return skipped("opted_out", format!("{place}: the user opted out of this event type on {channel}"));
         }
         let audience = entry.map(|entry| entry.audience.clone()).unwrap_or_default();
         let to = comparable(facts.target()).into_owned();
         if !self.seen.insert((channel.to_owned(), to, audience, facts.provider.clone())) {
             return skipped(
                 "duplicate",
-                format!("{place}: the notification goes to this address on {channel} already"),
+                format!("{place}: the notification already goes to this address on {channel}"),
             );
         }
         lane_for(facts.provider.as_deref(), channel, self.routes)
@@ -329,7 +334,7 @@ impl<'a> Fan<'a> {
         }
     }
 
-    /// The key that is shown on the delivery. A resend and a digest have keys of their own and are never duplicates.
+    /// The send key of a delivery. A resend has its own key and is never a duplicate.
     fn send_key(&self, entry: &TemplateEntry) -> Option<String> {
         if self.maker != Maker::Application {
             return Some(self.note.idempotency_key.clone());
@@ -338,9 +343,9 @@ impl<'a> Fan<'a> {
         Some(key::of(entity, &[&self.note.event_type, &entry.channel, &entry.id]))
     }
 
-    /// The hash under which a delivery that is sent once per entity is entered: of its key and its recipient. For an
-    /// address that the template itself gives, the template is the recipient, so that a changed phone number causes no
-    /// second send.
+    /// The hash of the send key and the recipient, for a template that is sent once per entity. If the template itself
+    /// renders the address, the template counts as the recipient, so that a changed phone number causes no second
+    /// send.
     fn once(&self, entry: &TemplateEntry, facts: &Facts, is_own: bool) -> Option<Uuid> {
         if self.maker != Maker::Application || !entry.once_per_entity {
             return None;
@@ -354,8 +359,8 @@ impl<'a> Fan<'a> {
         Uuid::from_slice(hash.get(..16)?).ok()
     }
 
-    /// What a throttle or a digest of the template does with a target. A resend was asked for, and a digest is not
-    /// collected once more.
+    /// The throttle and the digest of the template that apply to a target. `None` for a resend, because an operator
+    /// asked for it, and for a digest, because a digest is not collected again.
     fn pacing(&self, entry: &TemplateEntry, facts: &Facts) -> Option<Pacing> {
         if (entry.throttle.is_none() && entry.digest.is_none()) || self.maker != Maker::Application {
             return None;

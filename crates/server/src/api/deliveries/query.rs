@@ -1,4 +1,4 @@
-//! The filter of deliveries, of a list and of a job.
+//! The filter of deliveries, for lists and for jobs.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::api::states::States;
 use crate::problem::Problem;
 use crate::read::check_lengths;
 
-/// Which deliveries. A condition that is left out is not checked.
+/// The filter of deliveries. Omitted conditions are not checked.
 #[derive(Debug, Deserialize, IntoParams, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -42,7 +42,7 @@ pub struct DeliveryQuery {
     #[param(max_length = 255)]
     #[schema(max_length = 255)]
     entity: Option<String>,
-    /// Only deliveries whose notification came from this site, the remote place that `source.site` names.
+    /// Only deliveries whose notification came from this site (the field `source.site`).
     #[param(max_length = 255)]
     #[schema(max_length = 255)]
     site: Option<String>,
@@ -81,7 +81,7 @@ pub struct DeliveryQuery {
     pub full: Option<bool>,
 }
 
-/// How much of a delivery is shown.
+/// Whether the full address of a delivery is shown.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -91,7 +91,7 @@ pub struct FullQuery {
 }
 
 impl DeliveryQuery {
-    /// The filter of the store, without a tenant and a page.
+    /// Converts the query to a filter of the store, without a tenant and a page.
     pub fn filter(self, stuck_after: Duration) -> Result<DeliveryFilter, Problem> {
         let names = [
             ("channel", self.channel.as_deref()),

@@ -17,8 +17,8 @@ use crate::app::AppState;
 use crate::auth::csrf::same_origin;
 use crate::settings::InboxSettings;
 
-/// Answers browsers about the inbox routes; all others are for servers. Cookies are never allowed: the token
-/// identifies the user.
+/// Answers CORS requests for the inbox routes. Browsers on other origins cannot call other routes. Cookies are never
+/// allowed, because the token identifies the user.
 pub async fn answer_browsers(State(app): State<AppState>, request: Request, next: Next) -> Response {
     if !request.uri().path().starts_with("/v1/inbox/") {
         return next.run(request).await;
@@ -50,11 +50,11 @@ pub async fn answer_browsers(State(app): State<AppState>, request: Request, next
     response
 }
 
-/// The most origins that are logged by one process: anybody may send any.
+/// The maximum number of origins that one process logs, because any client can send any origin.
 const LOGGED: usize = 100;
 
-/// Logs the origin of a page that may not call the inbox, once for each. Its browser refuses it, and says no more than
-/// CORS.
+/// Logs each origin that may not call the inbox once. The browser shows only a CORS error, which does not name the
+/// setting.
 fn note_refused(headers: &HeaderMap) {
     static SEEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());

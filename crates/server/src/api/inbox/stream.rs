@@ -1,9 +1,9 @@
 //! The live stream of an inbox: server-sent events, resumed by `Last-Event-ID`.
 //!
-//! `message`: a message arrived. `mark`: one was read or archived, or that was undone. `unread-count`: how many are
-//! unread now. It ends every group and alone carries an `id`, so that a client cut off within a group gets all of it
-//! again. `reload`: too much has changed, read the list again. `refused`: the reader lost its right; it is the last
-//! event.
+//! `message`: a message arrived. `mark`: a message was marked as read or archived, or the mark was removed.
+//! `unread-count`: the number of unread messages. It ends every group of events and is the only event with an `id`, so
+//! a client that is disconnected within a group gets the whole group again. `reload`: too many changes, read the list
+//! again. `refused`: the client may no longer read the inbox; it is the last event.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -30,18 +30,18 @@ use crate::output;
 use crate::problem::{Problem, ProblemKind};
 use crate::read::Params;
 
-/// The longest time of a stream: a client that reconnects proves its right again.
+/// The longest duration of a stream. A client that reconnects is authenticated again.
 const LONGEST: Duration = Duration::from_secs(600);
 /// The maximum number of inbox streams (open browser pages) of one user at one server.
 const PAGES_OF_ONE: usize = 20;
-/// The end of every stream: reconnect, at a spread of times.
+/// The last bytes of every stream: the time after which the client reconnects.
 const FAREWELL: &str = "retry: 2000\n\n";
-/// Frames that wait for a slow reader.
+/// The maximum number of frames that wait for a slow client.
 const WAITING: usize = 16;
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// Where to begin. Not printable: it may hold a token.
+/// The position at which the stream begins. It has no `Debug`, because it may contain a token.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -55,7 +55,7 @@ pub struct Following {
     token: Option<String>,
 }
 
-/// A visitor whose token may stand in the query.
+/// A visitor whose token may be in the query.
 pub struct Follower(Visitor);
 
 impl FromRequestParts<AppState> for Follower {
@@ -94,13 +94,13 @@ pub async fn follow_inbox(
     let answer = streams.begin(visitor.tenant).map_err(no_place)?;
     let page = app.inboxes.open(visitor.tenant, &visitor.user);
     let (told, mut frames) = mpsc::channel(WAITING);
-    // In its own task: a client that hangs up must not cancel a query.
+    // The stream runs in its own task, so that a client that disconnects does not cancel a query.
     tokio::spawn(InboxStream::new(app, visitor, page, told).follow(after));
     let frames = futures_util::stream::poll_fn(move |cx| {
         frames.poll_recv(cx).map(|frame| frame.map(Ok::<_, std::convert::Infallible>))
     });
     let kind = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
-    // nginx and its relatives would buffer the stream otherwise.
+    // Without this header, nginx and similar proxies would buffer the stream.
     let unbuffered = [(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"))];
     Ok((kind, unbuffered, answer.body_ending_with(frames, FAREWELL)).into_response())
 }
@@ -126,14 +126,14 @@ fn last_event_id(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
     })
 }
 
-/// One reader of a stream.
+/// One client of a stream.
 struct InboxStream {
     app: AppState,
     visitor: Visitor,
     page: OpenInbox,
     told: mpsc::Sender<Bytes>,
     heartbeat: Interval,
-    /// When the token expires, or the stream reaches its longest time.
+    /// Ends when the token expires or the stream reaches its longest duration.
     over: Pin<Box<Sleep>>,
 }
 
@@ -146,12 +146,12 @@ impl InboxStream {
         Self { app, visitor, page, told, heartbeat, over }
     }
 
-    /// Sends changes until the reader leaves or loses its right.
+    /// Sends changes until the client leaves or may no longer read the inbox.
     async fn follow(mut self, after: Option<i64>) {
         let mut position = after;
         loop {
             let Visitor { store, tenant, user, .. } = &self.visitor;
-            // Beginning now: the first event is only the state of the inbox.
+            // Without a position, the stream begins now: the first event is only the number of unread messages.
             let changes = match store.inbox_changes(*tenant, user, position.unwrap_or(i64::MAX)).await {
                 Ok(changes) if position.is_none() => InboxChanges { changes: Some(vec![]), ..changes },
                 Ok(changes) => changes,
@@ -170,19 +170,19 @@ impl InboxStream {
         }
     }
 
-    /// Waits for the next change; sends heartbeats, and checks the reader's right at each. False when the stream is
-    /// over.
+    /// Waits for the next change. Sends heartbeats, and checks at each heartbeat that the client may still read the
+    /// inbox. Returns false when the stream is over.
     async fn wait(&mut self, position: i64) -> bool {
         loop {
             let is_over = tokio::select! {
-                // In this order: a slow reader's right is checked before more of the inbox is read.
+                // The order matters: the permission of a slow client is checked before more of the inbox is read.
                 biased;
                 () = self.told.closed() => return false,
                 () = &mut self.over => true,
                 _ = self.heartbeat.tick() => false,
                 () = self.page.beyond(position) => return true,
             };
-            // Outside the select: a query is never cancelled.
+            // This query is outside of the select, so that it is never cancelled.
             if let Err(problem) = self.visitor.may_stay(&self.app).await {
                 self.tell(refusal(&problem)).await;
                 return false;
@@ -193,8 +193,8 @@ impl InboxStream {
         }
     }
 
-    /// False when the reader has left, or has read nothing for a heartbeat: it would get later what it may no longer
-    /// read by then.
+    /// Sends frames to the client. Returns false if the client has left, or has read nothing for one heartbeat period.
+    /// A slow client is disconnected, because its permission may end before it reads the data.
     async fn tell(&mut self, frames: Bytes) -> bool {
         let patience = self.heartbeat.period();
         tokio::select! {
@@ -208,14 +208,14 @@ impl InboxStream {
     }
 }
 
-/// The last event for a reader that lost its right, with the reason that it will get when it reconnects.
+/// The last event for a client that may no longer read the inbox, with the reason.
 fn refusal(problem: &Problem) -> Bytes {
     let mut text = String::new();
     event(&mut text, "refused", None, &problem.body());
     text.into()
 }
 
-/// A group of events.
+/// Formats changes as a group of events.
 fn frames_of(changes: &InboxChanges) -> Bytes {
     let mut text = String::new();
     match &changes.changes {
@@ -235,7 +235,7 @@ fn frames_of(changes: &InboxChanges) -> Bytes {
 }
 
 fn event(text: &mut String, name: &str, id: Option<i64>, data: &impl Serialize) {
-    // A line break in JSON is white space; in a stream it would end the line.
+    // A line break in JSON is white space, but in a stream it would end the line.
     let data = output::escaped(serde_json::to_string(data).unwrap_or_default().replace(['\n', '\r'], " "));
     let id = id.map(|id| format!("id: {id}\n")).unwrap_or_default();
     text.push_str(&format!("event: {name}\n{id}data: {data}\n\n"));

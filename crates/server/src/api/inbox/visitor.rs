@@ -1,4 +1,4 @@
-//! The reader of an inbox: the user, by a token; or one of the tenant's keys.
+//! The reader of an inbox: a user with a token, or a key of the tenant.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -26,12 +26,12 @@ pub struct Visitor {
     pub store: Store,
     pub tenant: i32,
     pub user: String,
-    /// How long the token is still valid, by the database's clock.
+    /// The remaining validity of the token, by the database's clock.
     pub left: Option<Duration>,
     pass: Pass,
 }
 
-/// What the caller was admitted by.
+/// The credential of the caller.
 enum Pass {
     Token(Secret),
     Caller(Credential),
@@ -42,17 +42,17 @@ impl Visitor {
         self.store.inbox_unread(self.tenant, &self.user).await
     }
 
-    /// Refuses a reader that lost its right: the token or key expired or was revoked, the session is over, the tenant
-    /// is suspended.
+    /// Refuses a reader that may no longer read the inbox: the token or key expired or was revoked, the session is
+    /// over, or the tenant is suspended.
     pub(super) async fn may_stay(&self, app: &AppState) -> Result<(), Problem> {
         match &self.pass {
-            // Revealed to be verified.
+            // The token is revealed here to verify it.
             Pass::Token(token) => admitted(app, token.reveal(), None).await.map(drop),
             Pass::Caller(credential) => credential.still_allows(app, Scope::Read).await,
         }
     }
 
-    /// The caller by its header, or by a token given elsewhere.
+    /// Authenticates the caller by its header, or by the given token.
     pub(super) async fn of(parts: &mut Parts, app: &AppState, token: Option<String>) -> Result<Self, Problem> {
         let user = inbox_named(parts, app).await?;
         let bearer = auth::bearer(&parts.headers)?.map(str::to_owned);
@@ -88,14 +88,14 @@ const NO_TOKEN: &str = "the token is missing; send a user token of this inbox, o
     (POST /v1/inbox/{user}/token creates a user token)";
 const OTHER_USER: &str = "the token belongs to another user; use a token of the user whose inbox this is";
 
-/// Logs a refusal that a page of the application causes, and not its reader: whoever builds the page looks for it.
+/// Logs a refusal that the application's page causes and not its user, so that the developer of the page finds it.
 fn noted(refusal: Problem) -> Problem {
-    tracing::warn!(problem = %refusal, "a request for an inbox was refused");
+    tracing::warn!(problem = %refusal, "a request for an inbox was refused; check the token and the user that the page sends");
     refusal
 }
 
-/// The user of a token, unless the tenant is suspended. Guesses are counted as with keys; an expired token is not a
-/// guess.
+/// The user of a token, unless the tenant is suspended. Invalid tokens are counted like invalid keys. An expired token
+/// is not counted.
 async fn admitted(app: &AppState, token: &str, from: Option<IpAddr>) -> Result<Bearer, Problem> {
     let guessed = || app.auth.failed(from, refused(TokenError::Bad));
     let bearer = user_token::verify(&app.store, token).await.map_err(|error| match error {

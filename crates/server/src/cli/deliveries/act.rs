@@ -1,4 +1,4 @@
-//! Retry and discard: by ids, answered immediately; or all that match, as a job.
+//! Retry and discard: deliveries by id, immediately; or all deliveries that match a filter, as a job.
 
 use clap::Args;
 use postcommit_channel::model::DeliveryId;
@@ -30,7 +30,7 @@ struct ActOptions {
     /// Do not ask for confirmation
     #[arg(short, long)]
     yes: bool,
-    /// Do not wait: create the job and let the running servers do it
+    /// Create the job and exit; the running servers process it
     #[arg(long)]
     no_wait: bool,
     /// Change at most this many deliveries per second [default: 500]
@@ -41,18 +41,18 @@ struct ActOptions {
 impl ActArgs {
     /// Whether a filter is given. Ids and a filter exclude each other.
     pub fn by_filter(&self) -> Result<bool, Failure> {
-        // With ids, --unclear is the consent to retry them, and no condition.
+        // With ids, --unclear is not a condition: it allows a retry of deliveries that may have arrived.
         let is_any = self.which.is_any() || (!self.ids.is_empty() && self.which.is_only_unclear());
         match (self.ids.is_empty(), is_any) {
-            (true, true) => {
-                Err(usage("give the ids of deliveries, or a filter, e.g. --state parked for all parked deliveries"))
-            }
-            (false, false) => Err(usage("give either ids or a filter, not both")),
+            (true, true) => Err(usage(
+                "no deliveries are selected; give their ids, or a filter, e.g. --state parked for all parked deliveries",
+            )),
+            (false, false) => Err(usage("both ids and a filter are given; give only one of them")),
             (is_filter, _) => Ok(is_filter),
         }
     }
 
-    /// Whether the operator says that what may have arrived is to be retried.
+    /// Whether the operator allows a retry of deliveries that may have arrived.
     pub fn unclear(&self) -> bool {
         self.which.unclear == Some(true)
     }
@@ -96,9 +96,9 @@ impl ActArgs {
     }
 }
 
-/// All that matches may have arrived. Only a person at a terminal can still say yes.
+/// Asks for consent when every matching delivery may have arrived. Without a terminal it refuses.
 fn consent(left_out: i64) -> Result<bool, Failure> {
-    let what = format!("{left_out} may have arrived, and a retry sends them again");
+    let what = format!("deliveries that may have arrived: {left_out}; a retry sends them again");
     match cli::ask(&what) {
         Some(true) => Ok(true),
         Some(false) => Err(Failure::new(Exit::Refused, format!("{what}: nothing was done"))),
@@ -106,18 +106,18 @@ fn consent(left_out: i64) -> Result<bool, Failure> {
     }
 }
 
-/// What an act by filter does, in words: how many, and how many it leaves out.
+/// Describes an action by filter: the number of deliveries, and the number that is left out.
 fn will(verb: &str, done: &str, counted: JobCount) -> String {
     let least = if counted.is_exact { "" } else { "at least " };
     let left_out = match counted.left_out {
         0 => String::new(),
-        some => format!("; {least}{some} that may have arrived {verb} left out (--unclear selects them)"),
+        some => format!("; left out because they may have arrived: {least}{some} (--unclear selects them)"),
     };
     format!("{least}{} {verb} {done}{left_out}", counted.total)
 }
 
-/// Acts on each id, prints the results, and exits by how many succeeded. A retry of what may have arrived needs
-/// `unclear`, or a yes on the terminal.
+/// Acts on each id and prints the results. The exit code depends on the number of successes. A retry of a delivery that
+/// may have arrived needs `unclear`, or a confirmation on the terminal.
 pub async fn on_ids(format: Format, store: &Store, ids: &[DeliveryId], act: Act, unclear: bool) -> CommandResult {
     let given: Vec<Option<DeliveryId>> = ids.iter().copied().map(Some).collect();
     let mut acted = acts::on_ids(store, None, act, &given, unclear).await?;
@@ -152,11 +152,11 @@ pub async fn on_ids(format: Format, store: &Store, ids: &[DeliveryId], act: Act,
 fn unclear_line(ids: &[Option<DeliveryId>]) -> String {
     match ids {
         [Some(id)] => format!("{id} {MAY_HAVE_ARRIVED}"),
-        _ => format!("{} of them may have arrived, and a retry sends them again", ids.len()),
+        _ => format!("{} of the deliveries may have arrived, and a retry sends them again", ids.len()),
     }
 }
 
-/// Why nothing was done, and the exit code for it.
+/// The exit code and the error text if the action was refused.
 fn problem(id: DeliveryId, act: Act, acted: &Acted) -> Option<(Exit, String)> {
     let why_not = match act {
         Act::Retry => {
@@ -173,11 +173,11 @@ fn problem(id: DeliveryId, act: Act, acted: &Acted) -> Option<(Exit, String)> {
             let reason = reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
             Some((Exit::Refused, format!("{id} is parked{reason}: it {MAY_HAVE_ARRIVED}; add --unclear to retry it")))
         }
-        Acted::NotFound => Some((Exit::NotFound, format!("{id}: there is no such delivery"))),
+        Acted::NotFound => Some((Exit::NotFound, format!("there is no delivery {id}"))),
     }
 }
 
-/// The exit code for an ended job. Deliveries that it left out count as not done.
+/// The exit code for an ended job. Deliveries that the job left out count as failed.
 fn ending(job: &Job) -> Exit {
     match (job.state.as_str(), job.done, job.skipped + job.left_out) {
         ("done", _, 0) => Exit::Ok,

@@ -1,4 +1,4 @@
-//! `postcommit deliveries cancel`: by ids, or all about an entity.
+//! The command `postcommit deliveries cancel`: deliveries by id, or all deliveries about an entity.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! `postcommit deliveries resend`.
+//! The command `postcommit deliveries resend`.
 
 use clap::Args;
 use postcommit::channel_name;
@@ -13,21 +13,21 @@ use crate::telemetry::say;
 
 #[derive(Debug, Args)]
 pub struct ResendArgs {
-    /// The entity, e.g. a booking's id
+    /// Entity of the notification, e.g. the id of a booking
     entity: String,
-    /// Channel to send over
+    /// Channel over which the copy is sent
     #[arg(long)]
     channel: String,
     /// Resend only a notification of this event type [default: any event type]
     #[arg(long)]
     event_type: Option<String>,
-    /// Send the present text of this template, with the newest event [default: a copy of what was sent]
+    /// Send the current text of this template, with the newest event [default: a copy of the text that was sent]
     #[arg(long, value_name = "ID")]
     template: Option<String>,
     /// Send to this recipient, written as for `enqueue --to` [default: the recipients of the original]
     #[arg(long, value_name = "RECIPIENT")]
     to: Option<String>,
-    /// Id of this request; a second request with the same id sends nothing [default: every call sends]
+    /// Id of this request; a second request with the same id sends nothing [default: every command sends]
     #[arg(long, value_name = "ID")]
     request_id: Option<String>,
     /// Tenant of the entity
@@ -80,7 +80,7 @@ impl ResendArgs {
 }
 
 impl ResendArgs {
-    /// What to give instead, if the entity is the id of a notification or delivery.
+    /// The correct command, if the given entity is the id of a notification or delivery.
     async fn hint(&self, store: &Store) -> Result<String, Failure> {
         let id = match cli::any_id(&self.entity) {
             Ok(cli::AnyId::Notification(id)) => id,
@@ -96,13 +96,13 @@ impl ResendArgs {
         let (tenant, channel) = (&note.tenant_name, &self.channel);
         let flag = if tenant == "default" { String::new() } else { format!(" --tenant {tenant}") };
         Ok(format!(
-            "; it is the id of a notification or delivery. Give its entity: `postcommit deliveries resend {entity} \
+            "; the given entity is the id of a notification or delivery. Give the entity itself: `postcommit deliveries resend {entity} \
              --channel {channel}{flag}`"
         ))
     }
 }
 
-/// Names the option instead of the field.
+/// Converts a refusal to an error that names the option instead of the field.
 fn by_option(refusal: NotAccepted) -> Failure {
     cli::refused(match refusal {
         NotAccepted::Invalid { field: Some(field), problem } => {

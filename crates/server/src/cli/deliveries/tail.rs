@@ -1,4 +1,4 @@
-//! `postcommit deliveries tail`.
+//! The command `postcommit deliveries tail`.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -13,16 +13,17 @@ use super::which::Which;
 use crate::cli::notifications::CAPTURED;
 use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
 
-/// Attempts are dated when they began and written when they end: each query reaches back this far, in microseconds.
+/// The period that each query covers, in microseconds. An attempt has the time of its begin but is written at its end,
+/// so each query must go back in time.
 const REACH: i64 = 120_000_000;
-/// Notifications older than this are not followed, in microseconds.
+/// The age in microseconds after which a notification is no longer followed.
 const OLDEST: i64 = 172_800_000_000;
 
 #[derive(Debug, Args)]
 pub struct Tail {
     #[command(flatten)]
     which: Which,
-    /// Begin with the attempts of this many seconds ago
+    /// Begin with the attempts of the last SECONDS seconds
     #[arg(long, default_value_t = 0, value_name = "SECONDS")]
     since: u64,
     /// Print the attempts so far, then exit
@@ -32,7 +33,7 @@ pub struct Tail {
 
 impl Tail {
     pub async fn run(&self, format: Format, store: &Store) -> CommandResult {
-        // A stream has no end where a JSON document could close.
+        // A JSON array would never be closed, because the stream has no end. JSONL needs no closing bracket.
         let format = if format == Format::Json { Format::Jsonl } else { format };
         let filter = self.which.filter(store).await?;
         let since = i64::try_from(self.since.min(315_360_000)).unwrap_or(0) * 1_000_000;
@@ -56,7 +57,8 @@ impl Tail {
     }
 }
 
-/// The attempts whose deliveries match as they are now. An attempt and the new state of its delivery are one commit.
+/// The attempts whose deliveries match the filter in their current state. An attempt and the new state of its delivery
+/// are written in one commit.
 async fn matching(
     store: &Store,
     filter: &DeliveryFilter,
@@ -85,7 +87,7 @@ async fn matching(
     Ok(matching)
 }
 
-/// The smallest id of a notification of that time.
+/// The smallest possible id of a notification at a time.
 fn first_id(micros: i64) -> Uuid {
     Uuid::new_v7(uuid::Timestamp::from_unix_time(u64::try_from(micros / 1_000_000).unwrap_or(0), 0, 0, 0))
 }

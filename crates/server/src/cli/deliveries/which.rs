@@ -1,4 +1,4 @@
-//! The filter of deliveries, of a list and of an act on all that match.
+//! The options that filter deliveries, for lists and for actions by filter.
 
 use clap::Args;
 use postcommit::Timestamp;
@@ -34,7 +34,7 @@ pub struct Which {
     /// Only deliveries about this entity
     #[arg(long)]
     entity: Option<String>,
-    /// Only deliveries whose notification came from this site, the remote place that `source.site` names
+    /// Only deliveries whose notification came from this site (the field source.site)
     #[arg(long)]
     site: Option<String>,
     /// Only deliveries of this notification
@@ -70,7 +70,7 @@ impl Which {
         self.unclear.is_none() && self.is_only_unclear()
     }
 
-    /// Whether no condition is given but --unclear, or none at all.
+    /// Whether no condition other than --unclear is given.
     pub fn is_only_unclear(&self) -> bool {
         let texts = [
             &self.tenant,
@@ -89,7 +89,7 @@ impl Which {
         self.states.is_empty() && texts.iter().all(|text| text.is_none()) && !others.contains(&true)
     }
 
-    /// The filter of the store, without a page.
+    /// Converts the options to a filter of the store.
     pub async fn filter(&self, store: &Store) -> Result<DeliveryFilter, Failure> {
         Ok(DeliveryFilter {
             tenant: cli::tenant(store, self.tenant.as_deref()).await?,

@@ -1,4 +1,5 @@
-//! Whether the database can be used, and by whom. On PostgreSQL also why `serve` would refuse to start.
+//! Checks whether the database can be used, and which logins have access. On PostgreSQL it also reports why `serve`
+//! would refuse to start.
 
 use postcommit_engine::store::Store;
 
@@ -7,7 +8,7 @@ use crate::app;
 use crate::output::Failure;
 use crate::settings::Settings;
 
-/// Opens the store. `None`, and a problem, where there is no schema of this version.
+/// Opens the store. If the schema of this version does not exist, adds a problem and returns `None`.
 pub async fn open(settings: &Settings, findings: &mut Vec<CheckResult>) -> Result<Option<Store>, Failure> {
     let told = |problem: String| finding("database", "problem", format!("{}: {problem}", settings.database.told()));
     if let Some(path) = app::missing_file(settings) {
@@ -23,14 +24,14 @@ pub async fn open(settings: &Settings, findings: &mut Vec<CheckResult>) -> Resul
     };
     if let Err(problem) = store.db().check_schema().await {
         findings.push(told(problem.to_string()));
-        // Told before the first `migrate`, because an administrator may have to be asked.
+        // Report it before the first `migrate`, because an administrator may have to grant the roles.
         findings.extend(store.db().check_roles().await.err().map(|problem| refused_start(&problem.to_string())));
         return Ok(None);
     }
     Ok(Some(store))
 }
 
-/// The isolation of tenants, logins that could not serve, and who else could reach the database.
+/// Checks the isolation of tenants, logins that cannot run `serve`, and other logins with access to the database.
 pub async fn examine(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     if let Err(problem) = store.check_isolation().await {
         return Ok(vec![refused_start(&problem.to_string())]);

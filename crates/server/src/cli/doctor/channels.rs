@@ -1,4 +1,4 @@
-//! Channels: whether what comes for them is sent, only recorded, or parked.
+//! Checks the channels: whether their messages are sent, only recorded, or parked.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use postcommit_engine::store::{ChannelInUse, OTHER, Store};
 use super::{CheckResult, finding};
 use crate::output::Failure;
 
-/// A channel over which nothing went for longer is not in use.
+/// A channel without a delivery in this period counts as not in use.
 const IN_USE: Duration = Duration::from_secs(7 * 86_400);
 
 fn goes(provider: &Provider, to: Destination) -> bool {
     driver::destination(&provider.driver) == to
 }
 
-/// What was found of a provider; a warning where it only records what another provider should send.
+/// Turns the finding into a warning if the provider only records messages that another provider should send.
 pub fn captured(one: &Provider, all: &[Provider], found: CheckResult) -> CheckResult {
     if !(goes(one, Destination::Record) && one.is_default && one.enabled) {
         return found;
@@ -31,13 +31,13 @@ pub fn captured(one: &Provider, all: &[Provider], found: CheckResult) -> CheckRe
     let alone = if all.iter().any(sends) {
         ""
     } else {
-        "; no provider really sends, which is fine for a trial: `postcommit providers create` creates one"
+        "; no provider sends messages, which is fine for a trial: `postcommit providers create` creates a provider that sends"
     };
     let detail = format!("{}: it serves {takes}; it only records messages and sends nothing{alone}", found.detail);
     finding("provider", "warning", detail)
 }
 
-/// Channels that are in use and that no provider serves.
+/// Reports channels that are in use but have no provider.
 pub async fn unserved(
     store: &Store,
     providers: &[Provider],
@@ -48,7 +48,7 @@ pub async fn unserved(
             && provider.enabled
             && (provider.channel == used.channel || provider.channel == "*")
     };
-    // The inboxes' provider is made when it is first needed.
+    // The provider for inboxes is created when it is first needed.
     let is_served = |used: &ChannelInUse| {
         [IN_APP, OTHER].contains(&used.channel.as_str()) || providers.iter().any(|provider| serves(provider, used))
     };

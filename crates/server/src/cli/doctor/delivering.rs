@@ -1,21 +1,22 @@
-//! Whether any process delivers: running dispatchers by their heartbeats, or passes of `dispatch --once`.
+//! Checks whether a process delivers: running dispatchers by their heartbeats, or passes of `dispatch --once`.
 
 use postcommit::Timestamp;
 use postcommit_engine::store::Attendance;
 
 use super::{CheckResult, finding};
 
-/// A dispatcher writes a heartbeat every 15 seconds. One that has missed two of them may have ended.
+/// The age in seconds from which a heartbeat is late. A dispatcher writes a heartbeat every 15 seconds; after two
+/// missed heartbeats it may have ended.
 const HEARTBEAT_LATE_S: u64 = 35;
-/// Passes that come more often than this are never late.
+/// The interval in seconds below which passes are never late.
 const PASSES_S: u64 = 120;
-/// Passes further apart than this are no way to deliver, even with an empty queue.
+/// The longest interval in seconds between passes that counts as regular delivery, even with an empty queue.
 const PASSES_MOST_S: u64 = 600;
 
 const REMEDY: &str = "start `postcommit serve` or `postcommit serve --role worker`, or let cron run `postcommit dispatch --once` every minute";
 
-/// Judges whether anything delivers. A single pass by hand is not cron: once something is due and no pass has looked for
-/// longer than passes are usually apart, the check warns.
+/// Decides whether a process delivers. A single pass that an operator ran is not enough: if deliveries are due and the
+/// last pass is longer ago than the usual interval of passes, the check warns.
 pub fn judge(there: &Attendance, now: Timestamp) -> CheckResult {
     let ago = |at: Option<Timestamp>| at.map(|at| now.since(at).as_secs());
     let job = if there.jobs == 1 { "job" } else { "jobs" };
@@ -24,7 +25,7 @@ pub fn judge(there: &Attendance, now: Timestamp) -> CheckResult {
         return running(there, [there.last_worker_at, there.oldest_worker_at].map(|at| ago(at).unwrap_or(0)), &waiting);
     }
     let is_waited_for = there.due + there.jobs > 0;
-    // The next pass may be a little late.
+    // Allow the next pass to be a little late.
     let usual =
         there.last_pass_at.zip(there.earlier_pass_at).map_or(0, |(last, before)| 2 * last.since(before).as_secs());
     let usual = usual.clamp(PASSES_S, PASSES_MOST_S);
@@ -46,7 +47,8 @@ pub fn judge(there: &Attendance, now: Timestamp) -> CheckResult {
     }
 }
 
-/// Dispatchers with a current heartbeat. That of a killed one is current for a minute.
+/// The finding if dispatchers have a current heartbeat. The heartbeat of a killed dispatcher stays current for a
+/// minute.
 fn running(there: &Attendance, [latest, oldest]: [u64; 2], waiting: &str) -> CheckResult {
     let workers = there.workers;
     let beats = match workers {

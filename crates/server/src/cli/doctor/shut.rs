@@ -1,4 +1,4 @@
-//! Lanes and hosts that are held, and hosts that are paused: what waits for them is not sent. A paused lane is
+//! Reports lanes and hosts that are held, and hosts that are paused. Their deliveries are not sent. A paused lane is
 //! reported with its provider.
 
 use std::collections::BTreeMap;
@@ -11,9 +11,9 @@ use postcommit_engine::store::{ClosedHost, Store};
 use super::{CheckResult, finding};
 use crate::output::Failure;
 
-/// A hold that lasts longer is reported.
+/// A hold that lasts longer than this is reported.
 const LONG: Duration = Duration::from_secs(600);
-/// Hosts reported one by one.
+/// The maximum number of hosts that are reported one by one.
 const TOLD: usize = 20;
 
 pub async fn examine(
@@ -40,7 +40,7 @@ pub async fn examine(
     Ok(findings)
 }
 
-/// The name of a provider, as on the command line.
+/// The name of a provider: as it is shown, and as the arguments of a command.
 struct NamedProvider {
     shown: String,
     arguments: String,

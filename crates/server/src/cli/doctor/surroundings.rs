@@ -1,4 +1,4 @@
-//! What the PostgreSQL server means for our promises: durable commits, and rows that vacuum can remove.
+//! Checks the PostgreSQL server: whether commits are durable, and whether vacuum can remove deleted rows.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use postcommit_engine::store::{Durability, HeldSnapshot, Holder, Store};
 use super::{CheckResult, finding};
 use crate::output::Failure;
 
-/// A snapshot held for longer is reported. A backup may take longer.
+/// A snapshot that is held for longer is reported. A backup may hold a snapshot for longer.
 const HELD: Duration = Duration::from_secs(5 * 60);
-/// No backup holds one for longer than this.
+/// The time after which a held snapshot is a problem. No backup should take longer.
 const HELD_TOO_LONG: Duration = Duration::from_secs(24 * 3600);
-/// Where the time is not known: this many transactions.
+/// The number of transactions after which a held snapshot is reported, if its age is unknown.
 const HELD_TRANSACTIONS: i64 = 100_000;
 
-/// What a crash of the server may lose.
+/// Reports server settings with which a crash can lose data.
 pub async fn durability(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     Ok(store.durability().await?.map(|durability| told(&durability)).unwrap_or_default())
 }
 
-/// What keeps vacuum from removing rows.
+/// Reports snapshots that prevent vacuum from removing rows.
 pub async fn held_snapshots(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     Ok(store.held_snapshots(HELD, HELD_TRANSACTIONS).await?.iter().map(held).collect())
 }
@@ -61,7 +61,7 @@ fn told(durability: &Durability) -> Vec<CheckResult> {
     findings
 }
 
-/// As part of a sentence.
+/// The place of a setting, in words for a sentence.
 fn named(place: &str) -> String {
     match place {
         "server" => "the whole server".into(),

@@ -1,11 +1,11 @@
-//! Columns of a SQLite file with values of the wrong type.
+//! Reports columns of a SQLite file that contain values of the wrong type.
 
 use postcommit_engine::store::Store;
 
 use super::{CheckResult, finding};
 use crate::output::Failure;
 
-/// One finding for each column; none on PostgreSQL.
+/// Returns one finding per column. On PostgreSQL there are no findings.
 pub async fn look(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     let found = store.unreadable().await?;
     let tell = |found: &postcommit_engine::store::Unreadable| {

@@ -1,4 +1,4 @@
-//! Hosts of a provider's lane that are held or paused.
+//! Pauses and resumes the hosts of a provider's lane, and shows held and paused hosts.
 
 use postcommit_channel::model::Provider;
 use postcommit_engine::store::{CloseOutcome, MAX_CLOSED_HOSTS, Store};
@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::output::{Exit, Failure};
 use crate::telemetry::say;
 
-/// Pauses the lane or one host of it, and returns what to print.
+/// Pauses the lane or one of its hosts. Returns the result to print.
 pub async fn pause(store: &Store, provider: &Provider, host: Option<&str>, reason: &str) -> Result<String, Failure> {
     let shut = match host {
         Some(host) => store.pause_host(provider.id, host, None, reason).await?,
@@ -17,7 +17,7 @@ pub async fn pause(store: &Store, provider: &Provider, host: Option<&str>, reaso
     let which = host.map(|host| format!(" for host {host}")).unwrap_or_default();
     match shut {
         CloseOutcome::Now => Ok(format!("paused{which}")),
-        CloseOutcome::Already => Ok(format!("was paused already{which}")),
+        CloseOutcome::Already => Ok(format!("was already paused{which}")),
         CloseOutcome::TooMany => {
             let detail = format!(
                 "--host: {MAX_CLOSED_HOSTS} hosts of this provider are paused or held, which is the limit; pause the \
@@ -25,14 +25,16 @@ pub async fn pause(store: &Store, provider: &Provider, host: Option<&str>, reaso
             );
             Err(Failure::new(Exit::Refused, detail))
         }
-        CloseOutcome::Outdated => Err(Failure::new(Exit::NotFound, "the provider no longer exists")),
+        CloseOutcome::Outdated => {
+            Err(Failure::new(Exit::NotFound, "the provider no longer exists; `postcommit providers list` lists them"))
+        }
     }
 }
 
-/// Most hosts that a message names.
+/// The maximum number of hosts that a message names.
 const NAMED: i64 = 10;
 
-/// Resumes one host. If it is open already, names those that are not: a port is easily forgotten.
+/// Resumes one host. If it is already open, the error names the closed hosts, because the port may be missing.
 pub async fn resume_host(store: &Store, tenant: i32, provider: &Provider, host: &str) -> Result<String, Failure> {
     if store.resume_host(provider.id, host).await? {
         return Ok(format!("resumed for host {host}"));
@@ -48,7 +50,7 @@ pub async fn resume_host(store: &Store, tenant: i32, provider: &Provider, host: 
     Err(Failure::new(Exit::NotFound, format!("provider {name} neither pauses nor holds host {host}; {named}")))
 }
 
-/// How to retry the deliveries of a provider that are parked as `config`. `None` if there are none.
+/// The command that retries the deliveries of a provider that are parked as `config`. `None` if there are none.
 pub fn retry_parked(provider: &str, tenant: &str, parked: i64) -> Option<String> {
     let flag = if tenant == "default" { String::new() } else { format!(" --tenant {tenant}") };
     (parked > 0).then(|| {
@@ -59,7 +61,7 @@ pub fn retry_parked(provider: &str, tenant: &str, parked: i64) -> Option<String>
     })
 }
 
-/// Tells a person that a resume does not retry what was parked when the provider was paused.
+/// Prints that a resume does not retry the deliveries that were parked when the provider was paused.
 pub async fn say_parked(store: &Store, provider: &Provider, tenant: &str) -> Result<(), Failure> {
     let parked = store.parked_as_config().await?.remove(&provider.id).unwrap_or(0);
     if let Some(what) = retry_parked(&provider.name, tenant, parked) {
@@ -68,7 +70,7 @@ pub async fn say_parked(store: &Store, provider: &Provider, tenant: &str) -> Res
     Ok(())
 }
 
-/// One host a line.
+/// Returns one line per host.
 pub fn lines(hosts: &Value) -> Vec<String> {
     let line = |host: &Value| {
         let until = host["held_until"].as_str().map(|until| format!("held until {until}"));
@@ -79,7 +81,7 @@ pub fn lines(hosts: &Value) -> Vec<String> {
     hosts.as_array().into_iter().flatten().map(line).collect()
 }
 
-/// How many are paused and held.
+/// The number of paused and of held hosts, as text.
 pub fn summary(hosts: &Value) -> String {
     let count = |field: &str| hosts.as_array().into_iter().flatten().filter(|host| !host[field].is_null()).count();
     let told: Vec<String> = [("paused", count("paused")), ("held", count("held_until"))]

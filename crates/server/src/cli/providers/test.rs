@@ -1,4 +1,4 @@
-//! `postcommit providers test`.
+//! The command `postcommit providers test`.
 
 use clap::Args;
 use postcommit_engine::store::Store;
@@ -17,7 +17,8 @@ pub struct Test {
     /// Tenant of the provider
     #[arg(long, default_value = "default")]
     tenant: String,
-    /// Address to send to, as the provider expects it, e.g. +491701234567 for SMS or a URL for a webhook
+    /// Address of the receiver, in the form that the provider expects, e.g. +491701234567 for SMS or a URL for a
+    /// webhook
     #[arg(long)]
     address: String,
     /// Text of the message, at most 1000 bytes
@@ -37,7 +38,7 @@ impl Test {
     }
 }
 
-/// Names the option instead of the field.
+/// Converts a provider error to an error that names the option instead of the field.
 fn by_option(error: ProviderError) -> Failure {
     match error {
         ProviderError::Field(problem) => usage(match problem.strip_prefix("address: ") {

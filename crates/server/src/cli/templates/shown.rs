@@ -1,4 +1,4 @@
-//! Templates, versions and previews for people.
+//! Prints templates, versions and previews as text.
 
 use postcommit_channel::template::Source;
 use postcommit_channel::template::sms::Encoding;
@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::output::{self, or_dash};
 use crate::templates::preview::Preview;
 
-/// A template for people: where it is used, then its parts.
+/// A template as text: its event type, channel and options, then its parts.
 pub fn text(template: &TemplateRow, source: &Source) -> String {
     let draft = &template.draft;
     let scope = format!("{} {}", draft.scope_type, draft.scope_id);
@@ -40,7 +40,7 @@ pub fn text(template: &TemplateRow, source: &Source) -> String {
     std::iter::once(draft.id.clone()).chain(lines).chain(parts).collect::<Vec<_>>().join("\n")
 }
 
-/// The parts that there are, each under its name.
+/// The parts of the template that are set, each under its name.
 fn sections(parts: &[(&str, &Option<String>)]) -> Vec<String> {
     parts.iter().filter_map(|(name, text)| Some(format!("--- {name}\n{}", text.as_ref()?.trim_end()))).collect()
 }

@@ -10,7 +10,7 @@ use crate::table_file::{FileFormat, csv_line};
 
 const MEMBER_COLUMNS: [&str; 3] = ["kind", "member", "channel"];
 
-/// Imports members into a list that exists. Members that the file does not have are kept.
+/// Imports members into an existing list. Members of the list that are not in the file are kept.
 pub async fn import(format: Format, store: &Store, list: &NameArgs, source: &Source) -> CommandResult {
     let tenant = known_tenant(store, &list.tenant).await?;
     if store.member_list_row(tenant, &list.name).await?.is_none() {
@@ -23,7 +23,7 @@ pub async fn import(format: Format, store: &Store, list: &NameArgs, source: &Sou
         match member.and_then(|member| member.check().map(|()| member).map_err(|problem| problem.to_string())) {
             Err(problem) => done.note(line, Err(problem)),
             Ok(_) if source.dry_run => done.note(line, Ok(Outcome::Unchanged)),
-            // A list may be refused for the lists that it contains, so it is added alone.
+            // A list can be refused because of the lists that it contains, so it is added in its own transaction.
             Ok(member) if member.kind == "list" => {
                 add_members(store, tenant, &list.name, &mut vec![(line, member)], &mut done).await?;
             }
@@ -64,11 +64,14 @@ async fn add_members(
     }
 }
 
-/// Exports the members of a list itself.
+/// Exports the members of a list. Members of nested lists are not exported.
 pub async fn export(store: &Store, list: &NameArgs, target: &Target) -> CommandResult {
     let tenant = known_tenant(store, &list.tenant).await?;
     if store.member_list_row(tenant, &list.name).await?.is_none() {
-        return Err(Failure::new(Exit::NotFound, format!("there is no list {:?}", list.name)));
+        return Err(Failure::new(
+            Exit::NotFound,
+            format!("there is no list {:?}; `postcommit lists list` lists them", list.name),
+        ));
     }
     if target.format == FileFormat::Csv {
         output::print(&csv_line(MEMBER_COLUMNS));

@@ -10,7 +10,7 @@ use crate::table_file::{FileFormat, csv_line};
 
 const SUPPRESSION_COLUMNS: [&str; 4] = ["channel", "address", "reason", "until"];
 
-/// Imports suppressions. One of the same channel and address is replaced if its reason or end differs.
+/// Imports suppressions. A suppression of the same channel and address is replaced if its reason or end differs.
 pub async fn import(format: Format, store: &Store, tenant: &str, source: &Source) -> CommandResult {
     let tenant = known_tenant(store, tenant).await?;
     let write = |draft: SuppressionDraft| {

@@ -15,11 +15,11 @@ use crate::output::{self, CommandResult, Exit, Format};
 use crate::read::given;
 use crate::table_file::{FileFormat, csv_line};
 
-/// The columns of users in a CSV file. A column of addresses may hold several, separated by spaces.
+/// The columns of users in a CSV file. A column of addresses may contain several addresses, separated by spaces.
 const USER_COLUMNS: [&str; 11] =
     ["id", "name", "language", "time_zone", "email", "phone", "slack", "teams", "webhook", "data", "quiet_hours"];
 
-/// A user in a file. A field that is not there keeps its value.
+/// A user in a file. If a field is missing in the file, the user keeps its value.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct UserLine {
@@ -50,15 +50,15 @@ struct UserLine {
 
 impl UserLine {
     fn change(&self, known: Option<&UserRow>) -> Result<UserChange, EditError> {
-        let data = match &self.data {
-            // In a CSV file the object is a text.
-            Some(Some(Value::String(text))) => Some(
-                serde_json::from_str(text)
-                    .map_err(|problem| EditError::Refused(format!("data: is not JSON: {problem}")))?,
-            ),
-            Some(given) => Some(given.clone().unwrap_or_else(|| json!({}))),
-            None => None,
-        };
+        let data =
+            match &self.data {
+                // In a CSV file, the object is a string of JSON.
+                Some(Some(Value::String(text))) => Some(serde_json::from_str(text).map_err(|problem| {
+                    EditError::Refused(format!("data: is not JSON: {problem}; write a JSON object"))
+                })?),
+                Some(given) => Some(given.clone().unwrap_or_else(|| json!({}))),
+                None => None,
+            };
         Ok(UserChange {
             name: self.name.clone(),
             language: self.language.clone(),
@@ -69,8 +69,8 @@ impl UserLine {
         })
     }
 
-    /// The addresses of the columns that the file has. Addresses of other kinds are kept, and so is what is known of an
-    /// address that stays.
+    /// The new addresses of a user. Kinds without a column in the file are kept. An address that stays keeps its other
+    /// fields.
     fn addresses_by_kind(&self, known: Option<&UserRow>) -> Option<Vec<UserAddress>> {
         let columns = [&self.email, &self.phone, &self.slack, &self.teams, &self.webhook];
         let given: BTreeMap<&str, &Option<String>> =
@@ -88,7 +88,7 @@ impl UserLine {
                 all.push(same.unwrap_or(UserAddress { kind, address, verified_at: None, disabled_reason: None }));
             }
         }
-        // The order matters among addresses of one kind only.
+        // The order matters only among addresses of one kind.
         let by_kind = |addresses: &[UserAddress]| {
             let mut sorted = addresses.to_vec();
             sorted.sort_by(|a, b| a.kind.cmp(&b.kind));
@@ -125,7 +125,7 @@ impl UserLine {
         })
     }
 
-    /// Replaces the preferences, if the line has other ones.
+    /// Replaces the preferences if the line has different preferences. Returns whether they changed.
     async fn prefer(&self, store: &Store, tenant: i32) -> Result<bool, EditError> {
         let Some(wanted) = &self.preferences else { return Ok(false) };
         let known = store.preferences(tenant, &self.id).await?;
@@ -142,7 +142,7 @@ impl UserLine {
     }
 }
 
-/// Reads quiet hours: an object, or, in a CSV file, a text such as `22:00-07:00`.
+/// Reads quiet hours: an object, or in a CSV file a string such as `22:00-07:00`.
 fn quiet_hours(given: Option<Value>) -> Result<Option<QuietHours>, EditError> {
     let hours = match given {
         None => return Ok(None),
@@ -152,7 +152,7 @@ fn quiet_hours(given: Option<Value>) -> Result<Option<QuietHours>, EditError> {
     hours.map(Some).map_err(EditError::Refused)
 }
 
-/// Imports users. A user that does not exist is created; of one that does, the fields of the file are changed.
+/// Imports users. A user that does not exist is created. An existing user gets the fields of the file.
 pub async fn import(format: Format, store: &Store, tenant: &str, source: &Source) -> CommandResult {
     let tenant = known_tenant(store, tenant).await?;
     let write = |line: UserLine| {
@@ -162,7 +162,7 @@ pub async fn import(format: Format, store: &Store, tenant: &str, source: &Source
     source.import(format, &USER_COLUMNS, |line: &UserLine| line.id.clone(), write).await
 }
 
-/// Exports all users of a tenant. JSONL has everything; CSV leaves out preferences, and what is known of an address.
+/// Exports all users of a tenant. JSONL contains all fields. CSV leaves out preferences and the state of addresses.
 pub async fn export(store: &Store, tenant: &str, target: &Target) -> CommandResult {
     let tenant = known_tenant(store, tenant).await?;
     if target.format == FileFormat::Csv {

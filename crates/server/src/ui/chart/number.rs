@@ -29,7 +29,7 @@ pub fn exact(v: f64, unit: &str) -> String {
     with_unit(text, v, unit)
 }
 
-/// `text` is `v` rounded. If it reads like `bar` although `v` differs, it gets more digits: 0.798 must not be shown as
+/// Adds digits to `text`, which is `v` rounded, if it reads like `bar` although `v` differs: 0.798 must not be shown as
 /// 0.8 if the target is 0.8.
 pub fn told_apart(text: String, v: f64, bar: f64) -> String {
     let reads_like_bar = |t: &str| t.replace(',', "").parse::<f64>() == Ok(bar);

@@ -88,8 +88,8 @@ on_both! {
         assert_eq!(preview(json!({"items": items}))["text"], "3 for Ada: a b c");
         for (change, problem) in [
             (json!({"throttle": {"max": 0, "per_s": 1}}), "throttle.max: is 0; 1 to 10000 are allowed"),
-            (json!({"throttle": {"max": 1, "per_s": 1, "then": "skip"}}), "throttle.then: is \"skip\", and the template has a digest"),
-            (json!({"digest": null}), "throttle.then: is \"digest\", and the template has no digest"),
+            (json!({"throttle": {"max": 1, "per_s": 1, "then": "skip"}}), "throttle.then: is \"skip\", but the template has a digest"),
+            (json!({"digest": null}), "throttle.then: is \"digest\", but the template has no digest"),
             (json!({"digest": {"window_s": 604801}}), "digest.window_s: is 604801; 1 to 604800 are allowed"),
         ] {
             let said = refused(patch(&client, "/v1/templates/tasks", &change), 422, problem.split(':').next());

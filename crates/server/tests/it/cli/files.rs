@@ -217,6 +217,6 @@ on_both! {
         write(&shell, "partly/templates/a/template.json", r#"{"event_type": "a", "channel": "sms", "text": "{{ a"}"#);
         let refused = shell.run(&["apply", "-f", "partly"]).ends(2);
         assert!(refused.stdout.contains("create event type a") && refused.stderr.contains("template a: text: line 1"), "{}{}", refused.stdout, refused.stderr);
-        assert!(refused.stderr.contains("the changes above were made before that, and stay"), "{}", refused.stderr);
+        assert!(refused.stderr.contains("the changes above were made before the error and are kept"), "{}", refused.stderr);
     }
 }

@@ -243,9 +243,9 @@ on_both! {
         shell.run(&["deliveries", "retry", &ids[0], "--unclear", "--channel", "email"]).ends(2);
         assert_eq!(parked(&shell), 3);
         let by_filter = |more: &[&str]| shell.run(&[&["deliveries", "retry", "--state", "parked"], more].concat());
-        assert_eq!(by_filter(&["--dry-run"]).ends(0).stdout, "1 would be retried; 2 that may have arrived would be left out (--unclear selects them)\n");
+        assert_eq!(by_filter(&["--dry-run"]).ends(0).stdout, "1 would be retried; left out because they may have arrived: 2 (--unclear selects them)\n");
         let ran = by_filter(&["--yes"]).ends(7);
-        assert!(ran.stdout.contains("1 of 1") && ran.stdout.contains("2: they may have arrived; --unclear selects them"), "{}", ran.stdout);
+        assert!(ran.stdout.contains("1 of 1") && ran.stdout.contains("2: these deliveries may have arrived; --unclear selects them"), "{}", ran.stdout);
         let ran = by_filter(&["--yes"]).ends(4);
         assert!(ran.stderr.contains("2 may have arrived, and a retry sends them again: nothing was done; add --unclear to retry them"), "{}", ran.stderr);
         assert_eq!(parked(&shell), 2);
@@ -511,13 +511,17 @@ fn on_a_terminal_a_retry_of_what_may_have_arrived_asks() {
     let id = format!("{}.1", park(&shell, "u", 2)[0]);
     let by_id = ["deliveries", "retry", &id];
     let (ran, said) = answered(&shell, &by_id, b"\n");
-    assert!(ran.code == 4 && said.contains("may have arrived, and a retry sends it again. Go on? [y/N]"), "{said}");
+    assert!(ran.code == 4 && said.contains("may have arrived, and a retry sends it again. Continue? [y/N]"), "{said}");
     assert_eq!(parked(&shell), 2);
     let (ran, _) = answered(&shell, &by_id, b"y\n");
     assert!(ran.ends(0).stdout.contains("pending") && parked(&shell) == 1);
     let by_filter = ["deliveries", "retry", "--event-type", "u"];
     let (ran, said) = answered(&shell, &by_filter, b"\n");
-    assert!(ran.code == 4 && said.contains("1 may have arrived, and a retry sends them again. Go on? [y/N]"), "{said}");
+    assert!(
+        ran.code == 4
+            && said.contains("deliveries that may have arrived: 1; a retry sends them again. Continue? [y/N]"),
+        "{said}"
+    );
     assert!(answered(&shell, &by_filter, b"y\n").0.ends(0).stdout.contains("1 of 1"));
     assert_eq!(parked(&shell), 0);
 }
@@ -528,7 +532,7 @@ fn on_a_terminal_a_command_asks_and_shows_progress() {
     park(&shell, "these", 2);
     let answered = |answer: &[u8]| answered(&shell, &["deliveries", "retry", "--event-type", "these"], answer);
     let (ran, said) = answered(b"\n");
-    assert!(ran.code == 4 && said.contains("2 will be retried. Go on? [y/N]") && parked(&shell) == 2, "{said}");
+    assert!(ran.code == 4 && said.contains("2 will be retried. Continue? [y/N]") && parked(&shell) == 2, "{said}");
     let (ran, said) = answered(b"y\n");
     assert!(ran.ends(0).stdout.contains("2 of 2") && said.contains("░") && said.ends_with("\u{1b}[K"), "{said:?}");
     assert_eq!(parked(&shell), 0);

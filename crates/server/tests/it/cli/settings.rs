@@ -137,7 +137,7 @@ fn doctor_names_suspended_tenants_and_ignores_variables_of_other_programs() {
     shell.run(&["tenants", "create", "acme"]).ends(0);
     shell.run(&["tenants", "suspend", "acme", "--reason", "unpaid"]).ends(0);
     let ran = shell.run(&["doctor"]).ends(0);
-    assert!(ran.stdout.contains("acme: suspended: unpaid; `postcommit tenants resume acme`"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("acme is suspended: unpaid; `postcommit tenants resume acme`"), "{}", ran.stdout);
     assert!(ran.stderr.is_empty(), "they are not reported as misspelt settings: {}", ran.stderr);
     assert!(
         shell.with("POSTCOMMIT_KEYS", "x").run(&["doctor"]).ends(0).stderr.contains("POSTCOMMIT_KEYS is not a setting")

@@ -26,7 +26,7 @@ on_both! {
         assert_eq!(updated.stdout, "template guest updated\n");
         assert!(preview(&["--payload", "{}"]).ends(1).stderr.contains("missing_data: "));
         assert!(preview(&["--version", "1", "--payload", r#"{"guestName": "Eve"}"#]).ends(0).stdout.contains("Hello Eve"));
-        assert_eq!(shell.run(&["templates", "update", "guest", "--text", "Hi {{ guestName }}"]).ends(0).stdout, "template guest is so already\n");
+        assert_eq!(shell.run(&["templates", "update", "guest", "--text", "Hi {{ guestName }}"]).ends(0).stdout, "template guest already has these values\n");
         shell.run(&["templates", "update", "guest", "--text", "x", "--revision", "1"]).ends(4);
         let versions = shell.run(&["templates", "versions", "guest", "-o", "json"]).ends(0).json();
         assert_eq!((&versions[0]["version"], &versions[0]["note"], versions.as_array().unwrap().len()), (&json!(2), &json!("short"), 2));
@@ -80,7 +80,7 @@ on_both! {
         assert_eq!(tried.stdout, "layout page would be updated\n");
         assert!(tried.stderr.contains("templates that would get a new version: mail"), "{}", tried.stderr);
         assert_eq!(update(&["-o", "json"]).ends(0).json()["templates"], json!(["mail"]));
-        assert_eq!(update(&[]).ends(0).stdout, "layout page is so already\n");
+        assert_eq!(update(&[]).ends(0).stdout, "layout page already has these values\n");
         let set = shell.run(&["content", "update", "--brand", r#"{"name": "Inn"}"#, "--time-zone", "Asia/Kolkata", "--language", "pt-br"]).ends(0);
         assert!(set.stderr.contains("templates that got a new version: mail"), "{}", set.stderr);
         assert!(shell.run(&["content", "show"]).ends(0).stdout.contains("language     pt-BR\ntime zone    Asia/Kolkata\n"));
