@@ -88,7 +88,7 @@ async fn a_producer_is_told_that_asserting_needs_to_read<A: Adapter>(mut world: 
     world.run("BEGIN").await;
     world.enqueue(&booking("k").build().unwrap()).await.unwrap();
     let text = panic_of(async move { world.assert_enqueued("booking.confirmed", None).await }).await.unwrap();
-    assert!(text.starts_with("to assert what was enqueued, this login must read the view"), "{text}");
+    assert!(text.starts_with("the assertion needs the right to read the view"), "{text}");
     assert!(text.contains("permission denied") && text.contains("A producer may only enqueue"), "{text}");
     assert!(text.contains("postcommit.role_name('reader')"), "{text}");
 }

@@ -96,7 +96,7 @@ impl ResendArgs {
         let (tenant, channel) = (&note.tenant_name, &self.channel);
         let flag = if tenant == "default" { String::new() } else { format!(" --tenant {tenant}") };
         Ok(format!(
-            "; the given entity is the id of a notification or delivery. Give the entity itself: `postcommit deliveries resend {entity} \
+            "; the given entity is the id of a notification or delivery. Give its entity: `postcommit deliveries resend {entity} \
              --channel {channel}{flag}`"
         ))
     }

@@ -60,7 +60,7 @@ on_both! {
         assert_eq!((&back["version"], &back["text"]), (&json!(3), &json!("Welcome {{ guestName }}")));
         // Deactivated, then hidden.
         let problem = refused(client.send("DELETE", "/v1/templates/guest", None), 409, None);
-        assert!(text(&problem, "detail").contains("deactivate it before"), "{problem}");
+        assert!(text(&problem, "detail").contains("deactivate it, then delete it"), "{problem}");
         assert_eq!(client.post("/v1/templates/guest/deactivate", &json!({})).expect(200).json()["active"], false);
         assert_eq!(client.post("/v1/templates/guest/deactivate", &json!({})).expect(200).json()["changed"], false);
         let _ = client.send("DELETE", "/v1/templates/guest", None).expect(204);
@@ -172,7 +172,7 @@ on_both! {
         let app = App::at_rest(kind);
         let client = app.client("default", &["edit", "enqueue"]);
         let made = client.post("/v1/templates", &sms("guest", "{{ guestName }} {{ nonsense }}")).expect(201).json();
-        assert!(warned(&made).is_empty() && text(&made["warnings"][0], "message").contains("was seen"), "{made}");
+        assert!(warned(&made).is_empty() && text(&made["warnings"][0], "message").contains("has no events yet"), "{made}");
         for _ in 0..2 {
             let note = json!({"event_type": BOOKED, "payload": {"guest": {"Name": "Ada"}}, "due_at": "2099-01-01T00:00:00Z", "recipients": [{"phone": "+4312345678"}]});
             app.enqueue(&client, &note);

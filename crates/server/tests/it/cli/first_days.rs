@@ -21,7 +21,7 @@ on_both! {
         let shell = Shell::ready_on(kind);
         let (result, detail) = of_provider(&shell, "capture");
         assert_eq!(result, "warning");
-        assert!(detail.contains("sends nothing; no provider really sends, which is fine for a trial"), "{detail}");
+        assert!(detail.contains("sends nothing; no provider sends messages, which is fine for a trial"), "{detail}");
         shell.run(&["providers", "create", "hooks", "--driver", "webhook"]).ends(0);
         let (result, detail) = of_provider(&shell, "capture");
         assert!(result == "warning" && detail.ends_with("every channel without a default provider of its own; it only records messages and sends nothing"), "{detail}");

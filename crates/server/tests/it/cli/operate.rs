@@ -247,7 +247,7 @@ on_both! {
         let ran = by_filter(&["--yes"]).ends(7);
         assert!(ran.stdout.contains("1 of 1") && ran.stdout.contains("2: these deliveries may have arrived; --unclear selects them"), "{}", ran.stdout);
         let ran = by_filter(&["--yes"]).ends(4);
-        assert!(ran.stderr.contains("2 may have arrived, and a retry sends them again: nothing was done; add --unclear to retry them"), "{}", ran.stderr);
+        assert!(ran.stderr.contains("deliveries that may have arrived: 2; a retry sends them again: nothing was done; add --unclear to retry them"), "{}", ran.stderr);
         assert_eq!(parked(&shell), 2);
         shell.run(&["deliveries", "retry", &ids[0], "--unclear"]).ends(0);
         assert!(by_filter(&["--unclear", "--yes"]).ends(0).stdout.contains("1 of 1"));
@@ -258,12 +258,12 @@ on_both! {
         let shell = rejecting(kind);
         let id = format!("{}.1", park(&shell, "these", 1)[0]);
         for (arguments, expected) in [
-            (vec!["deliveries", "retry"], "give the ids of deliveries, or a filter"),
-            (vec!["deliveries", "retry", &id, "--channel", "email"], "either ids or a filter"),
+            (vec!["deliveries", "retry"], "no deliveries are selected; give their ids, or a filter"),
+            (vec!["deliveries", "retry", &id, "--channel", "email"], "both ids and a filter are given"),
             (vec!["deliveries", "discard", "--state", "sent", "--yes"], "only parked deliveries"),
             (vec!["deliveries", "discard", "--state", "retrying", "--yes"], "only parked deliveries"),
-            (vec!["deliveries", "retry", "--state", "sent", "--yes"], "either of parked or of retrying deliveries"),
-            (vec!["deliveries", "retry", "--state", "parked,retrying", "--yes"], "is parked,retrying; a retry is either"),
+            (vec!["deliveries", "retry", "--state", "sent", "--yes"], "a retry needs either parked or retrying deliveries"),
+            (vec!["deliveries", "retry", "--state", "parked,retrying", "--yes"], "is parked,retrying; a retry needs either"),
             (vec!["deliveries", "discard", "--state", "parked", "--yes", "--pace-per-s", "0"], "--pace-per-s"),
         ] {
             let ran = shell.run(&arguments).ends(2);

@@ -34,7 +34,7 @@ on_both! {
         assert!(shown.contains("--- text\nHello {{ guestName }},") && shown.contains("once per     entity"), "{shown}");
         assert_eq!(shell.run(&["templates", "list", "-o", "jsonl", "--channel", "sms"]).ends(0).stdout.lines().count(), 1);
         assert_eq!(shell.run(&["templates", "list", "--channel", "email", "-o", "json"]).ends(0).json(), json!([]));
-        assert!(shell.run(&["templates", "delete", "guest", "--yes"]).ends(4).stderr.contains("deactivate it before"));
+        assert!(shell.run(&["templates", "delete", "guest", "--yes"]).ends(4).stderr.contains("deactivate it, then delete it"));
         assert_eq!(shell.run(&["templates", "deactivate", "guest"]).ends(0).stdout, "template guest deactivated\n");
         assert!(shell.run(&["templates", "delete", "guest"]).ends(4).stderr.contains("--yes"));
         shell.run(&["templates", "delete", "guest", "--yes"]).ends(0);

@@ -25,7 +25,7 @@ on_both! {
         write(&shell, "users.csv", "id,name,email,phone,data\n1,Ada,ada@example.com a2@example.com,+919876543210,\"{\"\"room\"\": 7}\"\n2,Bob,,98765,\n3,\"=HYPERLINK(\"\"x\"\")\",,,nonsense\n4,'=Eve,,'+4312345678,\n5,short\n");
         let ran = shell.run(&["users", "import", "users.csv", "-o", "json"]).ends(7);
         assert_eq!(imported(&ran), (2, 0, 0, 3));
-        assert_eq!(ran.stderr, "line 3: addresses[0].address: is not a phone number in E.164: '+', then 7 to 15 digits, the first not 0\nline 4: data: is not JSON: expected ident at line 1 column 2\nline 6: has 2 fields; the header has 5\n");
+        assert_eq!(ran.stderr, "line 3: addresses[0].address: is not a phone number in E.164: '+', then 7 to 15 digits, the first not 0\nline 4: data: is not JSON: expected ident at line 1 column 2; write a JSON object\nline 6: has 2 fields; the header has 5\n");
         let all = users(&shell);
         assert_eq!(all[0], json!({"id": "1", "name": "Ada", "language": null, "time_zone": null, "quiet_hours": null, "data": {"room": 7}, "preferences": [], "addresses": [
             {"kind": "email", "address": "ada@example.com", "verified_at": null, "disabled_reason": null},
@@ -51,7 +51,7 @@ on_both! {
         assert_eq!(imported(&shell.run(&["users", "import", "users.jsonl", "-o", "json"]).ends(0)), (0, 1, 0, 0));
         assert_eq!(users(&shell)[0]["quiet_hours"], json!({"from": "12:00", "until": "13:00"}));
         let refused = shell.run(&["users", "update", "1", "--quiet-hours", "22:00"]).ends(2);
-        assert!(refused.stderr.contains("write hours such as 22:00-07:00"), "{}", refused.stderr);
+        assert!(refused.stderr.contains("write one such as 22:00-07:00"), "{}", refused.stderr);
         shell.run(&["users", "update", "1", "--quiet-hours", ""]).ends(0);
         assert_eq!(users(&shell)[0]["quiet_hours"], json!(null));
     }
