@@ -2,6 +2,7 @@
 //! pure. [`lookup`] returns the names that must be looked up, and [`fan_out`] builds the targets from the result.
 
 mod fan;
+mod rules;
 mod unreached;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -10,13 +11,15 @@ use std::sync::Arc;
 use postcommit::{Recipient, Timestamp, channel_name};
 use serde_json::Value;
 
-pub(super) use fan::reached_recipient;
 use fan::{Fan, PROVIDER, gets_event, party, recipient_provider, skipped};
 
+use rules::Rules;
+pub(super) use rules::reached_recipient;
+
 use super::content::{Choice, TemplateEntry, TenantContent};
-use super::expand::{Expansion, IN_APP, Routes, Target, is_for_one};
+use super::expand::{Expansion, Fate, IN_APP, Routes, Target, is_for_one};
 use super::user::{KnownUser, ListMember, comparable};
-use super::{Facts, Maker, StoredNotification};
+use super::{Facts, Maker, Pacing, StoredNotification};
 use crate::template::{Failure, FlatPayload};
 
 /// The users, lists and templates that must be read before a notification can be expanded.
@@ -178,8 +181,24 @@ pub fn fan_out(
     }
 }
 
-/// The recipients of a notification other than lists, as members, in the form that a large expansion stores. If a
-/// recipient names a provider, the member holds the provider instead of the channel.
+/// A delivery that was parked and never sent, as a new target: what its template counts, collects and holds a key for. `None`
+/// if the template does none of it, or is not used any more.
+#[must_use]
+pub fn retried(note: &StoredNotification, content: Option<&TenantContent>, facts: &Facts, lane: i32) -> Option<Target> {
+    let entry = content?.template(&note.event_type, facts.template.as_deref()?)?;
+    let rules = Rules { note, payload: &FlatPayload::new(&note.payload), maker: note.maker(facts) };
+    let once = rules.once(entry, facts, entries(note).is_empty());
+    let pacing = rules.pacing(entry, facts);
+    if once.is_none() && pacing.is_none() {
+        return None;
+    }
+    // Without a throttle or a digest it is sent, if its key is free.
+    let pacing = pacing.unwrap_or(Pacing { throttle: None, digest: None });
+    Some(Target { once, pacing: Some(pacing.into()), ..Target::new(facts.clone(), Fate::Lane(lane)) })
+}
+
+/// The recipients of a notification other than lists, as members: what a large expansion keeps of them. A named
+/// provider stands in place of the channel.
 #[must_use]
 pub fn named_members(note: &StoredNotification) -> Vec<ListMember> {
     let read = entries(note).iter().filter_map(|entry| Recipient::from_json(entry).ok());

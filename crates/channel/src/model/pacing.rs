@@ -4,6 +4,7 @@
 use postcommit::{Recipient, Timestamp, key};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -152,11 +153,15 @@ pub struct Period {
 }
 
 impl Pacing {
-    /// Decides about one target. Counts the target if it is sent.
-    pub fn decide(&self, period: Option<&mut Period>, now: Timestamp) -> Pace {
+    /// Decides about one target, and counts it if it is sent. `counted` is the end of the period in which it was counted
+    /// before, if it was: in the same period it counts once.
+    pub fn decide(&self, period: Option<&mut Period>, now: Timestamp, counted: Option<Timestamp>) -> Pace {
         let Some(((_, throttle), period)) = self.throttle.as_ref().zip(period) else {
             return if self.digest.is_some() { Pace::Collect } else { Pace::Send };
         };
+        if now < period.until && counted == Some(period.until) {
+            return Pace::Send;
+        }
         if period.until <= now {
             *period = Period { until: now.plus(Duration::from_secs(throttle.per_s.into())), sent: 0 };
         }
@@ -173,7 +178,34 @@ impl Pacing {
     }
 }
 
-/// A digest during its window.
+/// Where a delivery's context holds the end of the period in which it was counted.
+const IN_CONTEXT: &str = "counted_until";
+
+impl Period {
+    /// Notes in a delivery's context that the delivery is counted in this period. If it is parked before it is sent, and
+    /// retried, it is not counted a second time.
+    pub fn note_in(&self, context: &mut Option<String>) {
+        let read = context.take().and_then(|context| serde_json::from_str(&context).ok());
+        let mut own: Value = read.unwrap_or_else(|| json!({}));
+        own[IN_CONTEXT] = self.until.as_micros().into();
+        *context = Some(own.to_string());
+    }
+
+    /// The end of the period in which a delivery was counted.
+    #[must_use]
+    pub fn counted_until(context: Option<&str>) -> Option<Timestamp> {
+        let context = context.filter(|context| context.contains(IN_CONTEXT))?;
+        let until = serde_json::from_str::<Value>(context).ok()?.get(IN_CONTEXT)?.as_i64()?;
+        Some(Timestamp::from_micros(until))
+    }
+
+    /// Removes the note from a context, which then has only what templates may read.
+    pub fn remove_from(context: &mut serde_json::Map<String, Value>) {
+        context.remove(IN_CONTEXT);
+    }
+}
+
+/// A digest while it is filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenDigest {
     /// The id of the digest's own notification.
@@ -257,14 +289,30 @@ mod tests {
             let pacing = Pacing { throttle: Some((Uuid::nil(), throttle(2, then))), digest };
             let mut period = Period { until: t0, sent: 0 };
             let times = [0, 1, 2, 59, 60, 61, 119, 120];
-            let paces = times.map(|second| pacing.decide(Some(&mut period), at(second)));
+            let paces = times.map(|second| pacing.decide(Some(&mut period), at(second), None));
             assert_eq!(paces, [Pace::Send, Pace::Send, rest, rest, Pace::Send, Pace::Send, rest, Pace::Send]);
         }
+        let pacing = Pacing { throttle: Some((Uuid::nil(), throttle(1, Then::Skip))), digest: None };
+        let mut full = Period { until: at(60), sent: 1 };
+        let mut context = Some(r#"{"name":"Ana"}"#.to_owned());
+        full.note_in(&mut context);
+        let counted = Period::counted_until(context.as_deref());
+        assert_eq!(
+            (context.as_deref(), counted),
+            (Some(r#"{"counted_until":1800000060000000,"name":"Ana"}"#), Some(at(60)))
+        );
+        assert_eq!((pacing.decide(Some(&mut full), at(1), counted), full.sent), (Pace::Send, 1), "counted before");
+        assert_eq!(pacing.decide(Some(&mut full), at(1), Some(at(59))), Pace::Skip, "in another period");
+        assert_eq!(
+            (pacing.decide(Some(&mut full), at(60), counted), full.until),
+            (Pace::Send, at(120)),
+            "in the next one"
+        );
         let without = Pacing { throttle: Some((Uuid::nil(), throttle(1, Then::Digest))), digest: None };
         let mut period = Period { until: at(60), sent: 1 };
-        assert_eq!(without.decide(Some(&mut period), t0), Pace::Send, "rather than lost");
+        assert_eq!(without.decide(Some(&mut period), t0, None), Pace::Send, "rather than lost");
         let collects = Pacing { throttle: None, digest: Some(digesting()) };
-        assert_eq!(collects.decide(None, t0), Pace::Collect);
+        assert_eq!(collects.decide(None, t0, None), Pace::Collect);
     }
 
     #[test]

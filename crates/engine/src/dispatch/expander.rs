@@ -45,7 +45,7 @@ const NEXT_TURN: Duration = Duration::from_secs(1);
 
 /// The expander's next step for one claimed row.
 enum Step {
-    /// Write a row for each target.
+    /// Write a row for each target, or move the row of a retried delivery into its lane.
     Expand(Expanded, Vec<Ended>),
     /// Send the notification from its own row. If the send cannot begin soon, write a row for its target.
     SendAtOnce(Arc<Lane>, Delivery),
@@ -273,7 +273,8 @@ async fn write_all(crew: &Crew, steps: Vec<Step>, now: Timestamp) {
             }
         }
     }
-    for chunk in chunks(expanded) {
+    let (retried, expanded): (Vec<_>, Vec<_>) = expanded.into_iter().partition(|(one, _)| one.is_retried());
+    for chunk in chunks(expanded).into_iter().chain(chunks(retried)) {
         expand_chunk(crew, chunk, now).await;
     }
     for (lease, lane) in entering {
@@ -349,7 +350,10 @@ async fn expand_chunk(crew: &Crew, chunk: Vec<(Expanded, Vec<Ended>)>, now: Time
 async fn write_chunk(crew: &Crew, chunk: Vec<(Expanded, Vec<Ended>)>) -> Result<(), DbError> {
     let done: Vec<Lease> = chunk.iter().map(|(e, _)| e.lease).collect();
     let (chunk, ended): (Vec<Expanded>, Vec<Vec<Ended>>) = chunk.into_iter().unzip();
-    let written = crew.tools.store.expand(chunk).await?;
+    let written = match chunk.first() {
+        Some(first) if first.is_retried() => crew.tools.store.enter_paced(chunk).await?,
+        _ => crew.tools.store.expand(chunk).await?,
+    };
     crew.expanding.reset();
     for (lease, ended) in done.iter().zip(ended) {
         note_written(crew, lease, ended, &written);
@@ -435,12 +439,24 @@ fn step(delivery: Delivery, note: &StoredNotification, table: &Table, now: Times
     }
     // The delivery's provider was missing when the notification was expanded, so the delivery is routed again.
     match model::route(&delivery.facts, routes) {
-        Fate::Lane(lane) => Step::Enter(Lease::of(&delivery), lane),
+        Fate::Lane(lane) => entering(&delivery, note, lane, table),
         Fate::Ended { code, detail, .. } => parked(&delivery, code, detail),
     }
 }
 
-/// Decides the next step for a notification whose targets are known.
+/// Decides how a delivery gets into its provider's lane. A retry of one that was never sent, which has no version of its
+/// template yet, is throttled and collected like a new target.
+fn entering(delivery: &Delivery, note: &StoredNotification, lane: i32, table: &Table) -> Step {
+    let (facts, lease) = (&delivery.facts, Lease::of(delivery));
+    let is_unsent = facts.template_version.is_none();
+    let content = table.content.get(note.tenant).filter(|_| is_unsent);
+    match model::retried(note, content, facts, lane) {
+        Some(target) => Step::Expand(Expanded { lease, targets: vec![target], first: delivery.key.n }, vec![]),
+        None => Step::Enter(lease, lane),
+    }
+}
+
+/// Decides what is done with a notification whose targets are known.
 fn expanded(
     delivery: Delivery,
     note: &StoredNotification,

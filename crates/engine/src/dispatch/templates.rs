@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use postcommit_channel::clock;
-use postcommit_channel::model::{Facts, NoAddress, QuietWindow, StoredNotification, TemplateEntry};
+use postcommit_channel::model::{Facts, NoAddress, Period, QuietWindow, StoredNotification, TemplateEntry};
 use postcommit_channel::render::Content;
 use postcommit_channel::template::{Compiled, Failure, FlatPayload, Input, Problem, Source, Warning, default_address};
 use serde_json::{Value, json};
@@ -193,6 +193,7 @@ fn user_of(facts: &Facts) -> Option<Value> {
     let mut user = facts.context.as_deref().and_then(|context| serde_json::from_str(context).ok()).unwrap_or(json!({}));
     if let Some(fields) = user.as_object_mut() {
         QuietWindow::remove_from(fields);
+        Period::remove_from(fields);
         fields.insert("id".into(), id.into());
     }
     Some(user)

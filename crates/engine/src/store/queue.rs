@@ -4,6 +4,7 @@
 pub(in crate::store) mod claim;
 pub(in crate::store) mod closed;
 pub(in crate::store) mod due_lanes;
+pub(in crate::store) mod enter;
 pub(in crate::store) mod expand;
 pub(in crate::store) mod limited;
 pub(in crate::store) mod low_water;

@@ -9,6 +9,7 @@ mod pacing;
 mod parts;
 mod quiet_hours;
 mod resent;
+mod retried;
 mod send_keys;
 mod templated;
 mod unsubscribed;

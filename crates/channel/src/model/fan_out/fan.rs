@@ -3,23 +3,19 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
-use postcommit::{Recipient, channel_name, key};
+use postcommit::{Recipient, channel_name};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
-use uuid::Uuid;
 
+use super::rules::Rules;
 use super::unreached::without_address;
 use super::{Found, Lookup, NoAddress, OwnAddress};
 use crate::model::content::{Choice, TemplateEntry, TenantContent};
 use crate::model::expand::{
     Expansion, Fate, IN_APP, Routes, Target, channels_for, implied, lane_for, named_provider, park,
 };
-use crate::model::pacing::hash;
 use crate::model::user::{KnownUser, ListMember, address, comparable, kind_of_channel};
-use crate::model::{Digesting, Facts, FinishedState, Maker, Pacing, QuietRule, QuietWindow, StoredNotification};
-use crate::template::FlatPayload;
+use crate::model::{Facts, FinishedState, Maker, QuietRule, QuietWindow, StoredNotification};
 
 /// One party: a recipient of the notification, or a member of a list.
 pub(super) struct Party {
@@ -47,8 +43,7 @@ pub(super) struct Fan<'a> {
     quiet_rule: QuietRule,
     /// The tenant's time zone.
     time_zone: Option<String>,
-    payload: &'a FlatPayload,
-    maker: Maker,
+    rules: Rules<'a>,
     found: &'a Found,
     pub(super) targets: Vec<Target>,
     /// The channel, address, audience and provider of the targets so far.
@@ -78,7 +73,7 @@ impl<'a> Fan<'a> {
         found: &'a Found,
     ) -> Self {
         let is_mandatory = content.is_some_and(|content| content.is_mandatory(&note.event_type));
-        let (choice, payload) = (lookup.choice.as_ref(), &lookup.payload);
+        let choice = lookup.choice.as_ref();
         let quiet_rule = content.map(|content| content.quiet_rule(&note.event_type)).unwrap_or_default();
         let time_zone = content.and_then(|content| content.time_zone.clone());
         Self {
@@ -88,8 +83,7 @@ impl<'a> Fan<'a> {
             is_mandatory,
             quiet_rule,
             time_zone,
-            payload,
-            maker: lookup.maker,
+            rules: Rules { note, payload: &lookup.payload, maker: lookup.maker },
             found,
             targets: vec![],
             seen: HashSet::new(),
@@ -233,12 +227,13 @@ impl<'a> Fan<'a> {
         facts.user_id = user.filter(|_| entry.is_some() || channel != IN_APP).map(str::to_owned);
         let fate = self.fate(party, channel, (recipient.as_ref(), known.as_ref()), entry, &facts);
         let mut added = Target::new(facts, fate);
-        if added.fate.ended().is_none() {
+        // A parked target may be retried, and then goes by the same hours.
+        if !matches!(added.fate.ended(), Some(FinishedState::Skipped)) {
             self.keep_quiet(&mut added, known.as_ref());
         }
         if added.fate.ended().is_none() {
-            added.once = entry.and_then(|entry| self.once(entry, &added.facts, is_own));
-            added.pacing = entry.and_then(|entry| self.pacing(entry, &added.facts)).map(Box::new);
+            added.once = entry.and_then(|entry| self.rules.once(entry, &added.facts, is_own));
+            added.pacing = entry.and_then(|entry| self.rules.pacing(entry, &added.facts)).map(Box::new);
         }
         self.targets.push(added);
     }
@@ -255,8 +250,8 @@ impl<'a> Fan<'a> {
         let window = QuietWindow::new(hours, [profile.time_zone.as_deref(), self.time_zone.as_deref()]);
         let end = window.end(self.found.at);
         // A digest is not skipped, because its items would be lost.
-        let is_skipped = self.quiet_rule == QuietRule::Skip && self.maker != Maker::Digest;
-        if let (Some(end), true) = (end, is_skipped) {
+        let is_skipped = self.quiet_rule == QuietRule::Skip && self.rules.maker != Maker::Digest;
+        if let (Some(end), true, None) = (end, is_skipped, target.fate.ended()) {
             let detail =
                 format!("the user has quiet hours until {end}, and the event type skips messages in quiet hours");
             target.fate = skipped("quiet_hours", detail);
@@ -329,80 +324,16 @@ impl<'a> Fan<'a> {
             template_version: Some(entry.version),
             language: self.choice.and_then(|choice| choice.language_of(entry, language)),
             context,
-            send_key: self.send_key(entry),
+            send_key: self.rules.send_key(entry),
             ..Facts::new(entry.channel.clone(), target)
         }
-    }
-
-    /// The send key of a delivery. A resend has its own key and is never a duplicate.
-    fn send_key(&self, entry: &TemplateEntry) -> Option<String> {
-        if self.maker != Maker::Application {
-            return Some(self.note.idempotency_key.clone());
-        }
-        let entity = self.note.entity.as_deref().filter(|_| entry.once_per_entity)?;
-        Some(key::of(entity, &[&self.note.event_type, &entry.channel, &entry.id]))
-    }
-
-    /// The hash of the send key and the recipient, for a template that is sent once per entity. If the template itself
-    /// renders the address, the template counts as the recipient, so that a changed phone number causes no second
-    /// send.
-    fn once(&self, entry: &TemplateEntry, facts: &Facts, is_own: bool) -> Option<Uuid> {
-        if self.maker != Maker::Application || !entry.once_per_entity {
-            return None;
-        }
-        let (kind, recipient) = match &facts.user_id {
-            _ if is_own => ("template", entry.id.clone()),
-            Some(user) => ("user", user.clone()),
-            None => ("address", comparable(facts.target()).into_owned()),
-        };
-        let hash = Sha256::digest(key::of(kind, &[facts.send_key.as_deref()?, &recipient]));
-        Uuid::from_slice(hash.get(..16)?).ok()
-    }
-
-    /// The throttle and the digest of the template that apply to a target. `None` for a resend, because an operator
-    /// asked for it, and for a digest, because a digest is not collected again.
-    fn pacing(&self, entry: &TemplateEntry, facts: &Facts) -> Option<Pacing> {
-        if (entry.throttle.is_none() && entry.digest.is_none()) || self.maker != Maker::Application {
-            return None;
-        }
-        let address = comparable(facts.target());
-        let (kind, recipient) = match &facts.user_id {
-            Some(user) => ("user", user.as_str()),
-            None => ("address", &*address),
-        };
-        let throttle =
-            entry.throttle.clone().map(|throttle| (hash("throttle", &[&entry.id, kind, recipient]), throttle));
-        let digest = entry.digest.as_ref().and_then(|rule| {
-            let key = rule.key.as_deref().and_then(|key| self.payload.text(key)).unwrap_or_default();
-            Some(Digesting {
-                key_hash: hash("digest", &[&entry.id, kind, recipient, key]),
-                window: Duration::from_secs(rule.window_s.into()),
-                event_type: self.note.event_type.clone(),
-                tenant_name: self.note.tenant_name.clone(),
-                recipient: reached_recipient(facts)?,
-                priority: self.note.priority,
-                bytes: self.note.payload.get().len() as u64,
-            })
-        });
-        (throttle.is_some() || digest.is_some()).then_some(Pacing { throttle, digest })
-    }
-}
-
-/// To whom a delivery goes, as a recipient of another notification. An address of a channel that the product does not know
-/// cannot be named as a recipient.
-pub(in crate::model) fn reached_recipient(facts: &Facts) -> Option<Recipient> {
-    match (&facts.user_id, &facts.provider) {
-        (Some(user), _) => Some(Recipient::user(user.as_str())),
-        (None, Some(provider)) => Some(Recipient::at(provider.as_str(), facts.target())),
-        (None, None) if facts.channel() != IN_APP && kind_of_channel(facts.channel()).is_none() => None,
-        (None, None) => Some(recipient_on(facts.channel(), facts.target().to_owned())),
     }
 }
 
 /// An address on a channel as a recipient, so that it can be checked. An address of a channel that the product does not
 /// know is checked only in its length and characters. It names no provider, although it has the form of a recipient that
 /// does.
-fn recipient_on(channel: &str, value: String) -> Recipient {
+pub(super) fn recipient_on(channel: &str, value: String) -> Recipient {
     match kind_of_channel(channel) {
         _ if channel == IN_APP => Recipient::User(value),
         Some(kind) => address(kind, &value).unwrap_or(Recipient::List(value)),

@@ -392,19 +392,20 @@ macro_rules! given {
     };
 }
 
-/// Inserts the names of the columns that a delivery keeps when it moves between the queue and the ledger.
+/// Inserts the names of the columns that a delivery keeps when it moves between the queue and the ledger, and what a retry
+/// changes.
 fn with_facts(sql: &str) -> String {
-    let gone = names::<Facts>("gone.").replace("gone.template_version", VERSION);
-    sql.replace("{facts}", &names::<Facts>("")).replace("{gone.facts}", &gone)
+    let version = format!("CASE WHEN {UNSENT} THEN NULL ELSE gone.template_version END");
+    let gone = names::<Facts>("gone.").replace("gone.template_version", &version);
+    let lane = format!("CASE WHEN p.id IS NULL OR {UNSENT} THEN -gone.tenant ELSE gone.lane END");
+    sql.replace("{facts}", &names::<Facts>("")).replace("{gone.facts}", &gone).replace("{lane}", &lane)
 }
 
-/// The template version with which a retried delivery is rendered. If the template failed and nothing was ever sent,
-/// this is the current version, because the template may have been corrected since. Otherwise every attempt renders the
-/// same version.
-const VERSION: &str = "CASE WHEN gone.seq = 0 AND gone.code IN ('missing_data', 'template_failed', 'template_limit')
-       THEN coalesce((SELECT t.version FROM postcommit.template t
-         WHERE t.tenant = gone.tenant AND t.id = gone.template AND t.deleted_at IS NULL), gone.template_version)
-       ELSE gone.template_version END";
+/// The condition that a delivery of a template was parked before anything was sent. Its retry goes through the expansion
+/// once more, where its throttle or digest decides, and is rendered by the template's present version
+/// (`queue/enter.rs`): the template may have been mended since. Any other delivery renders the same version in every
+/// attempt, and was counted.
+const UNSENT: &str = "(gone.n > 0 AND gone.seq = 0 AND NOT gone.unclear AND gone.template IS NOT NULL)";
 
 /// Moves parked rows back to the queue in one statement. Two statements could see two versions of a row that another
 /// transaction moves, and the row would be lost.
@@ -421,8 +422,7 @@ const RETRY_POSTGRES: &str = given!(
          WHERE c.tenant = gone.tenant AND c.notification_id = gone.notification_id AND c.n IN (0, gone.n))
      INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, first_due_at, seq,
        {facts})
-     SELECT gone.tenant, gone.notification_id, gone.n, CASE WHEN p.id IS NULL THEN -gone.tenant ELSE gone.lane END,
-       note.priority, greatest(note.due_at, clock_timestamp()), greatest(note.due_at, clock_timestamp()), gone.seq,
+     SELECT gone.tenant, gone.notification_id, gone.n, {lane}, note.priority, greatest(note.due_at, clock_timestamp()), greatest(note.due_at, clock_timestamp()), gone.seq,
        {gone.facts}
      FROM gone
      JOIN postcommit.notification note ON note.tenant = gone.tenant AND note.id = gone.notification_id
@@ -435,8 +435,7 @@ const RETRY_POSTGRES: &str = given!(
 const RETRY_SQLITE: [&str; 3] = [
     "INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, lane, priority, due_at, first_due_at, seq,
        {facts})
-     SELECT gone.tenant, gone.notification_id, gone.n, CASE WHEN p.id IS NULL THEN -gone.tenant ELSE gone.lane END,
-       note.priority, max(note.due_at, {now}), max(note.due_at, {now}), gone.seq, {gone.facts}
+     SELECT gone.tenant, gone.notification_id, gone.n, {lane}, note.priority, max(note.due_at, {now}), max(note.due_at, {now}), gone.seq, {gone.facts}
      FROM postcommit_delivery_ledger gone
      JOIN postcommit_notification note ON note.tenant = gone.tenant AND note.id = gone.notification_id
      LEFT JOIN postcommit_provider p ON p.tenant = gone.tenant AND p.id = gone.lane

@@ -18,10 +18,10 @@ use crate::store::queue::pacing::{PacingSql, is_paced, pace_postgres, pace_sqlit
 use crate::store::queue::row::{FactArrays, fact_values};
 use crate::store::{Lease, Store};
 
-/// The targets of one notification.
+/// The targets of one notification, or one of its deliveries that is retried.
 #[derive(Debug, Clone)]
 pub struct Expanded {
-    /// The lease on the notification's own row, whose key has n = 0.
+    /// The lease on the notification's own row, whose key has n = 0, or on the row of a retried delivery.
     pub lease: Lease,
     /// The targets, in the order of their numbers.
     pub targets: Vec<Target>,
@@ -33,6 +33,12 @@ impl Expanded {
     /// Creates the expansion with all targets of a notification.
     pub fn new(lease: Lease, targets: Vec<Target>) -> Self {
         Self { lease, targets, first: 1 }
+    }
+
+    /// Whether it is a delivery that is retried.
+    #[must_use]
+    pub fn is_retried(&self) -> bool {
+        self.lease.key.n > 0
     }
 }
 
@@ -260,16 +266,6 @@ impl Store {
         };
         crash_point!("expand.after_commit");
         Ok(done)
-    }
-
-    /// Moves a delivery into its provider's lane and releases its lease. Returns false if the lease is lost.
-    pub async fn enter_lane(&self, lease: Lease, lane: i32) -> Result<bool, DbError> {
-        let sql = "UPDATE postcommit.delivery_queue SET lane = $5, lease_token = NULL, lease_until = NULL
-            WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND lease_token = $4";
-        let key = lease.key;
-        let parameters =
-            vec![key.tenant.into(), key.notification.into(), key.n.into(), lease.token.into(), lane.into()];
-        Ok(self.db.execute_one(sql, parameters).await? > 0)
     }
 }
 

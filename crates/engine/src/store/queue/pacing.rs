@@ -8,6 +8,8 @@
 //! Locks are taken in one order: the notifications' own rows, throttles, digests, the digests' own rows, send keys. A
 //! locked row of a digest is skipped without waiting.
 
+mod sql;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::FutureExt;
@@ -20,15 +22,17 @@ use rusqlite::Connection;
 use serde_json::{Value as Json, json};
 use uuid::Uuid;
 
+pub(in crate::store) use sql::{Dialect, PacingSql};
+
 use super::expand::{DUPLICATE, Expanded, SENT_ALREADY, Written};
 use crate::crash_point;
 use crate::db::{DbError, Row, Transaction, Value, postgres, sqlite};
+use crate::store::NotificationRequest;
 use crate::store::intake::accept::{Accepted, enter_one_postgres, enter_one_sqlite};
-use crate::store::{NotificationRequest, Store};
 
 /// A transaction of either database.
-trait Session {
-    /// Runs a statement that is written once for both databases. `rows` is its only parameter, a JSON array.
+pub(in crate::store) trait Session {
+    /// Runs a statement in the form that both databases share.
     async fn query(&self, sql: &str, rows: Vec<Json>) -> Result<Vec<Row>, DbError>;
     /// Enqueues a notification.
     async fn enqueue(&self, request: &NotificationRequest) -> Result<Accepted, DbError>;
@@ -75,174 +79,17 @@ pub(in crate::store) fn pace_sqlite(
     batch: &[Expanded],
 ) -> Result<(Vec<Expanded>, Written), DbError> {
     let mut batch = batch.to_vec();
-    // The future is ready on its first poll, because SQLite calls block.
-    let paced = pace(&connection, sql, &mut batch).now_or_never();
-    let waited = || {
-        Err(DbError::Unreadable(
-            "internal error: a SQLite transaction did not finish in one poll; report it as a bug".into(),
-        ))
-    };
-    Ok((batch, paced.unwrap_or_else(waited)?))
+    let paced = on_sqlite(pace(&connection, sql, &mut batch))?;
+    Ok((batch, paced))
 }
 
-/// The statements for throttles and digests. The only parameter of each is a JSON array of rows.
-pub(in crate::store) struct PacingSql {
-    leased: String,
-    begin_periods: String,
-    periods: String,
-    note_periods: String,
-    begin_digests: String,
-    digests: String,
-    open_digests: String,
-    pin: String,
-    note_digests: String,
-    add_items: String,
-    hold_keys: String,
-    release_keys: String,
-    make_due: String,
+/// Runs work of a [`Session`] on SQLite. Nothing in it waits, because SQLite's calls do not.
+pub(in crate::store) fn on_sqlite<T>(work: impl Future<Output = Result<T, DbError>>) -> Result<T, DbError> {
+    let waited = || Err(DbError::Unreadable("a transaction on SQLite has waited".into()));
+    work.now_or_never().unwrap_or_else(waited)
 }
 
 type Hash = (i32, Uuid);
-type Column = (&'static str, &'static str);
-
-const HASH: Column = ("key_hash", "uuid");
-const ID: Column = ("notification_id", "uuid");
-const N: Column = ("n", "int");
-
-/// Writes the parts of the statements in which the databases differ.
-struct Dialect<'a>(&'a Store);
-
-impl Dialect<'_> {
-    fn is_postgres(&self) -> bool {
-        self.0.db.kind() == "postgres"
-    }
-
-    /// Returns the SQL for the given rows, which have a tenant and these columns.
-    fn given(&self, columns: &[Column]) -> String {
-        self.0.rows_given(1, &[&[("tenant", "int")], columns].concat())
-    }
-
-    /// Returns the SQL that locks the rows of a table. Empty on SQLite, which has one writer.
-    fn lock(&self, table: &str, how: &str) -> String {
-        if self.is_postgres() { format!(" FOR UPDATE OF {table}{how}") } else { String::new() }
-    }
-
-    /// The condition that a row belongs to the given tenant.
-    fn tenant(&self, table: &str) -> String {
-        match self.is_postgres() {
-            // The tenant is compared with an array, so that the planner uses the primary key (tests/it/planner.rs).
-            true => format!("{table}.tenant = ANY (ARRAY[g.tenant])"),
-            false => format!("{table}.tenant = g.tenant"),
-        }
-    }
-
-    fn by_hash(&self, table: &str) -> String {
-        format!("{} AND {table}.key_hash = g.key_hash", self.tenant(table))
-    }
-
-    /// The condition that row `q` of the queue is the own row of the given notification.
-    fn own_row(&self) -> String {
-        format!("{} AND q.notification_id = g.notification_id AND q.n = 0", self.tenant("q"))
-    }
-
-    /// Returns the SQL that reads rows by their hashes, in a fixed order, and locks them.
-    fn read(&self, table: &str, alias: &str, columns: &str) -> String {
-        let (given, by_hash, lock) = (self.given(&[HASH]), self.by_hash(alias), self.lock(alias, ""));
-        format!(
-            "SELECT {alias}.tenant, {alias}.key_hash, {columns} FROM {given} JOIN postcommit.{table} {alias} ON {by_hash}
-             ORDER BY {alias}.tenant, {alias}.key_hash{lock}"
-        )
-    }
-
-    fn update(&self, table: &str, set: &str, columns: &[Column], place: &str) -> String {
-        format!("UPDATE postcommit.{table} SET {set} FROM {} WHERE {place}", self.given(columns))
-    }
-}
-
-impl Store {
-    pub(in crate::store) fn pacing_sql(&self) -> PacingSql {
-        let own = Dialect(self);
-        let (own_row, until) = (own.own_row(), self.time_given("g.until_us"));
-        let queue = "postcommit.delivery_queue q";
-        let pinned = [
-            ID,
-            ("channel", "text"),
-            ("template", "text"),
-            ("version", "int"),
-            ("language", "text"),
-            ("send_key", "text"),
-        ];
-        PacingSql {
-            leased: format!(
-                "SELECT q.tenant, q.notification_id, {{now}} FROM {} JOIN {queue} ON {own_row}
-                 WHERE q.lease_token = g.token{}",
-                own.given(&[ID, ("token", "uuid")]),
-                own.lock("q", "")
-            ),
-            begin_periods: format!(
-                "INSERT INTO postcommit.throttle (tenant, key_hash, until, sent)
-                 SELECT g.tenant, g.key_hash, {}, 0 FROM {} WHERE 1 = 1 ORDER BY g.tenant, g.key_hash
-                 ON CONFLICT DO NOTHING",
-                // The period ended in 1970, so that the first message begins a new period.
-                self.time_given("0"),
-                own.given(&[HASH])
-            ),
-            periods: own.read("throttle", "t", "t.until, t.sent"),
-            note_periods: own.update(
-                "throttle AS t",
-                &format!("until = {until}, sent = g.sent"),
-                &[HASH, ("until_us", "bigint"), ("sent", "int")],
-                &own.by_hash("t"),
-            ),
-            begin_digests: format!(
-                "INSERT INTO postcommit.digest (tenant, key_hash, notification_id, items, bytes)
-                 SELECT g.tenant, g.key_hash, g.notification_id, 0, 0 FROM {} WHERE 1 = 1
-                 ORDER BY g.tenant, g.key_hash ON CONFLICT DO NOTHING",
-                own.given(&[HASH, ID])
-            ),
-            digests: own.read("digest", "d", "d.notification_id, d.items, d.bytes"),
-            open_digests: format!(
-                "SELECT q.tenant, q.notification_id FROM {} JOIN {queue} ON {own_row}{}",
-                own.given(&[ID]),
-                own.lock("q", " SKIP LOCKED")
-            ),
-            pin: own.update("delivery_queue AS q", PIN, &pinned, &own_row),
-            note_digests: own.update(
-                "digest AS d",
-                "notification_id = g.notification_id, items = g.items, bytes = g.bytes",
-                &[HASH, ID, ("items", "int"), ("bytes", "bigint")],
-                &own.by_hash("d"),
-            ),
-            add_items: format!(
-                "INSERT INTO postcommit.digest_item (tenant, digest_id, notification_id, n)
-                 SELECT g.tenant, g.digest_id, g.notification_id, g.n FROM {}",
-                own.given(&[("digest_id", "uuid"), ID, N])
-            ),
-            hold_keys: format!(
-                "INSERT INTO postcommit.send_key (tenant, key_hash, notification_id, n, created_at)
-                 SELECT g.tenant, g.key_hash, g.notification_id, g.n, {{now}} FROM {} WHERE 1 = 1
-                 ORDER BY g.tenant, g.key_hash, g.notification_id, g.n
-                 ON CONFLICT DO NOTHING RETURNING tenant, notification_id, n",
-                own.given(&[HASH, ID, N])
-            ),
-            release_keys: format!(
-                "DELETE FROM postcommit.send_key AS k WHERE EXISTS (SELECT 1 FROM {} WHERE {})",
-                own.given(&[HASH]),
-                own.by_hash("k")
-            ),
-            make_due: own.update(
-                "delivery_queue AS q",
-                "due_at = {now}, first_due_at = {now}",
-                &[ID],
-                &format!("{own_row} AND q.lease_token IS NULL"),
-            ),
-        }
-    }
-}
-
-/// Notes on a digest's own row that it is one, and by which template it is rendered, as `acts/resend.rs` does for a copy.
-const PIN: &str = "channel = g.channel, template = g.template, template_version = g.version, language = g.language,
-    send_key = g.send_key";
 
 /// Decides about every target of a batch that has a throttle or digest. Writes the results, except the targets
 /// themselves.
@@ -284,12 +131,16 @@ async fn keep_leased<S: Session>(
 ) -> Result<Option<Timestamp>, DbError> {
     let of = |one: &Expanded| {
         let (key, token) = (one.lease.key, one.lease.token);
-        json!({"tenant": key.tenant, "notification_id": key.notification, "token": token})
+        json!({"tenant": key.tenant, "notification_id": key.notification, "n": key.n, "token": token})
     };
     let rows = session.query(&sql.leased, batch.iter().map(of).collect()).await?;
-    let kept: BTreeSet<Hash> = rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect::<Result<_, DbError>>()?;
-    batch.retain(|one| kept.contains(&(one.lease.key.tenant, one.lease.key.notification)));
-    rows.first().map(|row| row.get(2)).transpose()
+    let kept: BTreeSet<DeliveryKey> = rows.iter().map(key_in).collect::<Result<_, DbError>>()?;
+    batch.retain(|one| kept.contains(&one.lease.key));
+    rows.first().map(|row| row.get(3)).transpose()
+}
+
+fn key_in(row: &Row) -> Result<DeliveryKey, DbError> {
+    Ok(DeliveryKey { tenant: row.get(0)?, notification: row.get(1)?, n: row.get(2)? })
 }
 
 /// The throttles and digests of one transaction, and their changes.
@@ -339,9 +190,13 @@ impl<'a, S: Session> Pacer<'a, S> {
         if asked.is_empty() {
             return Ok(BTreeSet::new());
         }
-        let rows = self.session.query(&self.sql.hold_keys, asked.values().cloned().collect()).await?;
-        for row in &rows {
-            asked.remove(&DeliveryKey { tenant: row.get(0)?, notification: row.get(1)?, n: row.get(2)? });
+        // A delivery that is retried may hold its key already.
+        for sql in [&self.sql.hold_keys, &self.sql.own_keys] {
+            if !asked.is_empty() {
+                for row in &self.session.query(sql, asked.values().cloned().collect()).await? {
+                    asked.remove(&key_in(row)?);
+                }
+            }
         }
         Ok(asked.into_keys().collect())
     }
@@ -356,8 +211,13 @@ impl<'a, S: Session> Pacer<'a, S> {
             self.written.duplicates.push(key);
             return Ok(());
         }
-        let period = pacing.throttle.as_ref().and_then(|(hash, _)| self.periods.get_mut(&(key.tenant, *hash)));
-        match (pacing.decide(period, self.now), &pacing.digest) {
+        let mut period = pacing.throttle.as_ref().and_then(|(hash, _)| self.periods.get_mut(&(key.tenant, *hash)));
+        let counted = Period::counted_until(target.facts.context.as_deref());
+        let pace = pacing.decide(period.as_deref_mut(), self.now, counted);
+        if let (Pace::Send, Some(period)) = (pace, period) {
+            period.note_in(&mut target.facts.context);
+        }
+        match (pace, &pacing.digest) {
             (Pace::Collect, Some(digesting)) => {
                 let digest = self.collect(key, target, digesting).await?;
                 target.fate = skipped(DIGESTED, format!("the event is an item of the digest {digest}"));
