@@ -169,9 +169,9 @@ BEGIN
     FROM (SELECT DISTINCT coalesce(item ->> 'tenant', 'default') AS name FROM jsonb_array_elements(batch) item ORDER BY 1) t
   ), given AS MATERIALIZED (
     -- The subquery reads the clock once for all rows.
-    SELECT i.place::int, postcommit.new_id((SELECT (date_part('epoch', clock_timestamp()) * 256000)::bigint) + i.place) AS id,
-      t.tenant, postcommit.hash(i.idempotency_key) AS key_hash, i.event_type, coalesce(i.payload, '{}') AS payload,
-      i.idempotency_key, i.entity, coalesce(i.recipients, '[]') AS recipients,
+    SELECT i.place::int, t.tenant, postcommit.hash(i.idempotency_key) AS key_hash, i.event_type,
+      postcommit.new_id_in_batch((SELECT (date_part('epoch', clock_timestamp()) * 256000)::bigint) + i.place) AS id,
+      coalesce(i.payload, '{}') AS payload, i.idempotency_key, i.entity, coalesce(i.recipients, '[]') AS recipients,
       c.channels, i.title, i.body, i.action_url, i.data, coalesce(i.priority, 5) AS priority,
       coalesce(i.due_at, now()) AS due,
       coalesce(i.expires_at, coalesce(i.due_at, now()) + interval '720 hours') AS expires,

@@ -16,7 +16,7 @@ CREATE OR REPLACE FUNCTION postcommit.new_id() RETURNS uuid LANGUAGE sql VOLATIL
 
 -- Returns a UUIDv7 for one row of a batch. `ticks` are 256ths of a millisecond: the time of the batch plus the position of the row.
 -- So the ids have the order of the batch, whatever the order in which its rows are written.
-CREATE OR REPLACE FUNCTION postcommit.new_id(ticks bigint) RETURNS uuid LANGUAGE sql VOLATILE
+CREATE OR REPLACE FUNCTION postcommit.new_id_in_batch(ticks bigint) RETURNS uuid LANGUAGE sql VOLATILE
   RETURN encode(overlay(overlay(uuid_send(gen_random_uuid()) PLACING substring(int8send(ticks) FROM 2) FROM 1 FOR 8)
     PLACING '\x70'::bytea FROM 7 FOR 0), 'hex')::uuid;
 
