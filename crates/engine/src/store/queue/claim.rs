@@ -95,9 +95,9 @@ const PICKED_OF_IT: &str = "picked AS MATERIALIZED (
 fn held_postgres() -> String {
     format!("({} OR p.rate_per_s IS NOT NULL)", closed_postgres("p"))
 }
-/// Leases the picked rows. A lease begins with the statement, before its snapshot is taken: what was committed before that
-/// moment is certainly known to its worker (docs/decisions/0033). It finds the rows by `ctid`, which is safe because the same statement has locked them. So the
-/// plan does not depend on statistics.
+/// Leases the picked rows. A lease begins with the statement, before its snapshot is taken, so its worker knows every
+/// change that was committed before the lease began (docs/decisions/0033). The rows are found by `ctid`, which is safe
+/// because the same statement has locked them. So the plan does not depend on statistics.
 const LEASE: &str = "
     UPDATE postcommit.delivery_queue q
     SET lease_token = $3, lease_until = clock_timestamp() + $4::float8 * interval '1 second', leased_at = now(),
