@@ -1,7 +1,7 @@
 //! Lists of users, addresses and other lists. Notifications name them as recipients. `lists/` has the lists of
 //! deliveries.
 
-use postcommit::{Recipient, Timestamp, check, limits};
+use postcommit::{Recipient, Timestamp, check};
 use postcommit_channel::model::{ListMember, channels_of_kind};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
@@ -91,12 +91,17 @@ impl MemberDraft {
     /// # Errors
     /// Names the field, the problem and the allowed values.
     pub fn check(&self) -> Result<(), EditError> {
-        let member = ListMember { kind: self.kind.clone(), member: self.member.clone(), channel: String::new() };
-        let recipient = member.recipient().map_err(EditError::Refused)?;
+        let recipient = self.recipient()?;
         // The name of a list is part of URL paths, so the rules for users' ids apply to it.
         let recipient = if self.kind == "list" { Recipient::user(self.member.as_str()) } else { recipient };
         field("member", recipient.check())?;
         field("channel", self.channel.as_deref().map_or(Ok(()), |channel| self.check_channel(channel)))
+    }
+
+    /// Returns the member as a recipient. An unknown kind is an error.
+    fn recipient(&self) -> Result<Recipient, EditError> {
+        let member = ListMember { kind: self.kind.clone(), member: self.member.clone(), channel: String::new() };
+        member.recipient().map_err(EditError::Refused)
     }
 
     fn check_channel(&self, channel: &str) -> Result<(), String> {
@@ -410,7 +415,8 @@ pub fn cyclic_list(place: usize, inner: &str, name: &str) -> EditError {
 #[must_use]
 pub fn too_many_members(members: i64) -> EditError {
     EditError::Refused(format!(
-        "add: the list has {members} members and may have {LIST_MEMBERS}; use several lists, and a list of them"
+        "add: the list has {members} members already; at most {LIST_MEMBERS} are allowed; use several lists, and a list \
+         of them"
     ))
 }
 
@@ -429,7 +435,7 @@ pub fn check_members(add: &[MemberDraft], remove: &[MemberDraft]) -> Result<(), 
         draft.check().map_err(|problem| EditError::Refused(format!("add[{place}].{problem}")))?;
     }
     for (place, draft) in remove.iter().enumerate() {
-        field(&format!("remove[{place}].kind"), check::chars(&draft.kind, 1, limits::SHORT_NAME_CHARS))?;
+        draft.recipient().map_err(|problem| EditError::Refused(format!("remove[{place}].{problem}")))?;
         field(&format!("remove[{place}].member"), Recipient::list(draft.member.as_str()).check())?;
         if let Some(channel) = &draft.channel {
             field(&format!("remove[{place}].channel"), check::short_name(channel))?;

@@ -85,6 +85,8 @@ on_both! {
             assert!(said.starts_with(problem), "{said}");
         }
         assert_eq!(add(&world, "nobody", &[member("user", "42")]).await.unwrap_err(), "there is no list \"nobody\"");
+        let removed = world.store.change_members(world.tenant, "staff", &[], &[member("group", "x")]).await;
+        assert!(removed.unwrap_err().to_string().starts_with("remove[0].kind: is \"group\"; allowed are user, list"));
         let many: Vec<_> = (0..=MEMBERS_CHANGED).map(|n| member("user", &n.to_string())).collect();
         assert!(add(&world, "staff", &many).await.unwrap_err().starts_with("add: has 1001 members together with remove; at most 1000 are allowed"));
         assert_eq!(world.store.member_count(world.tenant, "staff").await.unwrap(), 0);
