@@ -284,7 +284,7 @@ pub fn take_over(
 
 /// Returns whether the holder of an expired lease may have sent the notification from its own row. Under at_most_once
 /// this never happens, unless the guarantee or the routing was changed after the attempt began or shortly before.
-pub fn may_have_been_sent_at_once(lane: &Lane, rerouted_at: Timestamp, since: Timestamp) -> bool {
+pub fn may_have_been_sent_from_own_row(lane: &Lane, rerouted_at: Timestamp, since: Timestamp) -> bool {
     lane.provider.guarantee != Guarantee::AtMostOnce
         || was_before(since, lane.provider.guarantee_since.max(rerouted_at))
 }

@@ -103,8 +103,8 @@ on_both! {
     async fn digits_are_kept_and_a_key_is_one_in_its_tenant(world) {
         let text = r#"{"event_type": "a", "idempotency_key": "k", "payload": {"n": 12345678901234567890123, "p": 0.10}, "data": {"email": {"x": 1.50}}, "due_at": "2099-01-01T00:00:00Z"}"#;
         let scheduled = world.store.accept(vec![NotificationRequest::read(text, "default").unwrap()]).await[0].clone().unwrap();
-        let at_once = text.replace(r#", "due_at": "2099-01-01T00:00:00Z""#, "");
-        let elsewhere = world.store.accept(vec![NotificationRequest::read(&at_once, "elsewhere").unwrap()]).await[0].clone().unwrap();
+        let unscheduled = text.replace(r#", "due_at": "2099-01-01T00:00:00Z""#, "");
+        let elsewhere = world.store.accept(vec![NotificationRequest::read(&unscheduled, "elsewhere").unwrap()]).await[0].clone().unwrap();
         assert!(scheduled.id != elsewhere.id && !elsewhere.duplicate, "another tenant's key");
         for accepted in [scheduled, elsewhere] {
             let kept = payload_of(&world, accepted).await.replace(' ', "");
