@@ -20,7 +20,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use hold::Held;
 
-use super::attempt::{self, Waiting};
+use super::attempt::{self, ASK_RECEIVER, Waiting};
 use super::lanes::{self, Lane, Table};
 use super::lookup::{self, Answer, Sought};
 use super::parked_log::About;
@@ -479,7 +479,9 @@ fn expand(delivery: &Delivery, targets: Vec<Target>, table: &Table) -> Step {
         return parked(
             delivery,
             "lease_expired",
-            "every worker that tried to create the deliveries of this notification stopped before it was done".into(),
+            "every worker that tried to create the deliveries of this notification stopped before it was done; find \
+             the cause in the logs of the workers, then retry"
+                .into(),
         );
     }
     for lane in targets.iter().filter_map(|target| table.lane_of(target)) {
@@ -529,7 +531,10 @@ fn ended_unclear(delivery: Delivery, target: Target) -> Step {
         Fate::Lane(_) => (
             FinishedState::Parked(Reason::Config),
             "unknown_provider",
-            "the worker does not know the provider of this delivery".into(),
+            format!(
+                "the worker does not know the provider of this delivery, and an earlier attempt may have arrived; \
+                 {ASK_RECEIVER}"
+            ),
         ),
     };
     let lane = expansion_lane(delivery.key.tenant);
