@@ -222,7 +222,7 @@ impl<'a> From<&'a StoredNotification> for Note<'a> {
 pub struct Input<'a> {
     /// The event's data.
     pub payload: &'a FlatPayload,
-    /// The notification.
+    /// The fields of the notification that the template may read.
     pub note: Note<'a>,
     /// The user that receives the message: a JSON object. Templates read its fields as `user.name`.
     pub user: Option<&'a serde_json::Value>,
@@ -332,7 +332,7 @@ pub enum Failure {
     },
     /// A part exceeded a limit.
     Limit {
-        /// The part.
+        /// The part of the template that exceeded the limit, such as `html`.
         part: String,
         /// The limit that was exceeded.
         what: Cap,
