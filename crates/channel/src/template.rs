@@ -33,7 +33,7 @@ mod values;
 pub use compiled::Compiled;
 pub use dates::check_time_zone;
 pub(crate) use dates::zone;
-pub use payload::{Ambiguous, FlatPayload, default_address, flat_name};
+pub use payload::{Ambiguous, FlatPayload, Payload, default_address, flat_name};
 pub use plain::text_of_html;
 
 /// The limits of templates and of one rendering, in one place.

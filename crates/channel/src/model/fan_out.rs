@@ -96,7 +96,7 @@ pub fn lookup(
     if !is_templated && !is_needed {
         return None;
     }
-    let payload = FlatPayload::new(&note.payload);
+    let payload = note.payload.flat().clone();
     let in_scope = match pin {
         Pin::None => content.map(|content| content.in_scope(&note.event_type, &payload)).unwrap_or_default(),
         Pin::Direct => vec![],
@@ -186,7 +186,7 @@ pub fn fan_out(
 #[must_use]
 pub fn retried(note: &StoredNotification, content: Option<&TenantContent>, facts: &Facts, lane: i32) -> Option<Target> {
     let entry = content?.template(&note.event_type, facts.template.as_deref()?)?;
-    let rules = Rules { note, payload: &FlatPayload::new(&note.payload), maker: note.maker(facts) };
+    let rules = Rules { note, payload: note.payload.flat(), maker: note.maker(facts) };
     let once = rules.once(entry, facts, entries(note).is_empty());
     let pacing = rules.pacing(entry, facts);
     if once.is_none() && pacing.is_none() {

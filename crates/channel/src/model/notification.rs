@@ -5,6 +5,7 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::Facts;
+use crate::template::Payload;
 
 /// How many characters of a site's name the KPIs keep. The migration `kpis` uses the same number.
 pub const SITE_CHARS: usize = 64;
@@ -50,7 +51,7 @@ pub struct StoredNotification {
     pub idempotency_key: String,
     /// The event's data. Numbers keep all digits that were enqueued.
     #[cfg_attr(feature = "openapi", schema(value_type = serde_json::Value))]
-    pub payload: Box<RawValue>,
+    pub payload: Payload,
     /// The recipients, as they were enqueued.
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<Object>))]
     pub recipients: Value,
