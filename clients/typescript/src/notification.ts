@@ -50,7 +50,7 @@ export interface Notification {
   data?: { [channel: string]: Json };
   /** 0 to 9, 9 first. Default 5. */
   priority?: number;
-  /** Not before this; a text is RFC 3339. Default: at once. */
+  /** Not before this; a text is RFC 3339. Default: immediately. */
   due_at?: Date | string;
   /** Never after this. Default: 30 days after it is due. */
   expires_at?: Date | string;

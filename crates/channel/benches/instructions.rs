@@ -150,7 +150,7 @@ fn notification() -> StoredNotification {
         topic: None,
         schema_version: Some(1),
         idempotency_key: "booking:4711:confirmed:1".into(),
-        payload: raw(payload),
+        payload: raw(payload).into(),
         recipients: json!([{"webhook": "https://hooks.example.com/booking"}]),
         channels: vec![],
         title: Some("Your booking is confirmed".into()),

@@ -33,7 +33,7 @@ mod values;
 pub use compiled::Compiled;
 pub use dates::check_time_zone;
 pub(crate) use dates::zone;
-pub use payload::{Ambiguous, FlatPayload, default_address, flat_name};
+pub use payload::{Ambiguous, FlatPayload, Payload, default_address, flat_name};
 pub use plain::text_of_html;
 
 /// The limits of templates and of one rendering, in one place.
@@ -222,7 +222,7 @@ impl<'a> From<&'a StoredNotification> for Note<'a> {
 pub struct Input<'a> {
     /// The event's data.
     pub payload: &'a FlatPayload,
-    /// The notification.
+    /// The fields of the notification that the template may read.
     pub note: Note<'a>,
     /// The user that receives the message: a JSON object. Templates read its fields as `user.name`.
     pub user: Option<&'a serde_json::Value>,
@@ -332,7 +332,7 @@ pub enum Failure {
     },
     /// A part exceeded a limit.
     Limit {
-        /// The part.
+        /// The part of the template that exceeded the limit, such as `html`.
         part: String,
         /// The limit that was exceeded.
         what: Cap,

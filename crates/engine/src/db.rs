@@ -4,6 +4,7 @@
 mod client;
 pub(crate) mod columns;
 mod files;
+mod gaps;
 mod installation;
 mod isolation;
 mod migrate;

@@ -436,11 +436,11 @@ impl Dispatcher {
         self.start(found.claim, claimed_at, lease, permits).await
     }
 
-    /// Returns to the database the permits of deliveries that were claimed and not sent, for example expired ones.
+    /// Gives back the permits of deliveries that were claimed and not sent, for example expired ones.
     async fn give_back_unused(&mut self) {
         for (lane, taken_at, permits) in self.lanes.take_unused() {
             if let Err(problem) = self.crew.tools.store.give_back_permits(lane, permits, taken_at).await {
-                tracing::debug!(%problem, lane, "could not return unused permits of a rate limit; they refill");
+                tracing::debug!(%problem, lane, "could not give back unused permits of a rate limit; they refill");
             }
         }
     }

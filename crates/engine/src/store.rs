@@ -161,7 +161,7 @@ impl Store {
 
     /// Returns the PostgreSQL statements of the hot path, for a test that checks their plans.
     #[doc(hidden)]
-    pub fn hot_statements() -> [(&'static str, &'static str); 18] {
+    pub fn hot_statements() -> [(&'static str, &'static str); 20] {
         [
             ("claim", &queue::claim::CLAIM_POSTGRES),
             ("claim_searching", &queue::due_lanes::CLAIM_SEARCHING_POSTGRES),
@@ -174,6 +174,8 @@ impl Store {
             ("expand", &queue::expand::EXPAND_POSTGRES),
             ("expand_once", &queue::expand::EXPAND_ONCE_POSTGRES),
             ("expand_held", &queue::expand::EXPAND_HELD_POSTGRES),
+            ("expand_only", &queue::expand::EXPAND_ONLY_POSTGRES),
+            ("expand_only_held", &queue::expand::EXPAND_ONLY_HELD_POSTGRES),
             ("expand_part", &queue::expand::EXPAND_PART_POSTGRES),
             ("announce", queue::claim::INTENT_POSTGRES),
             ("renew", queue::claim::RENEW_POSTGRES),

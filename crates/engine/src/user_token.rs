@@ -63,7 +63,7 @@ pub enum TokenError {
     #[error("the token has expired; ask the application for a new one")]
     Expired,
     /// The token is malformed, or signed with another key.
-    #[error("the token is not valid")]
+    #[error("the token is not valid; ask the application for a new one")]
     Bad,
     /// The user's id or the lifetime is not allowed.
     #[error("{0}")]

@@ -54,8 +54,8 @@ pub enum FilterError {
     NotParked(String),
     /// The filter has the condition `stuck`, which jobs do not support.
     #[error(
-        "cannot select the deliveries of a retry or discard; parked deliveries are never stuck, and retrying ones \
-        are selected by their other fields"
+        "is not allowed in the filter of a retry or a discard, because parked deliveries are never stuck; remove it, \
+        and select retrying deliveries by other conditions"
     )]
     Stuck,
     /// The filter has no conditions. It may have been forgotten, so a request for all parked deliveries must say so

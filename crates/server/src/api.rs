@@ -2,7 +2,7 @@
 //!
 //! Every route names its scope in `security`. A test reads the document and checks each route.
 
-#![allow(unused_qualifications, reason = "utoipa's macros write them")]
+#![allow(unused_qualifications, reason = "utoipa's macros write qualified paths")]
 
 pub mod audit;
 pub mod content;
@@ -175,7 +175,7 @@ impl Modify for Keys {
 /// The tenant of a request, for callers that may choose it.
 #[derive(utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-#[allow(dead_code, reason = "the caller reads it; this describes it")]
+#[allow(dead_code, reason = "only describes the parameter for OpenAPI; `Caller` parses it")]
 pub struct TenantQuery {
     /// The name of the tenant that the request is about. Only for keys of scope `ops`. Without it, a list shows the
     /// rows of every tenant.

@@ -318,9 +318,9 @@ impl NamePageArgs {
 /// The name of an object, and its tenant.
 #[derive(Debug, Args)]
 struct NameArgs {
-    /// Name of the object, or id of the user, as the list prints it
+    /// Name, or for a user the id, as the command `list` prints it
     name: String,
-    /// Tenant of the object
+    /// Name of the tenant
     #[arg(long, default_value = "default")]
     tenant: String,
 }

@@ -51,11 +51,12 @@ pub type Object = Map<String, Value>;
 /// The objects of a tenant.
 #[derive(Debug, Default)]
 pub struct State {
-    /// By kind and name. A kind that is not there was not read, and is left alone.
+    /// The objects by kind and name. A kind without an entry was not read, and `apply` changes none of its objects.
     objects: BTreeMap<Kind, BTreeMap<String, Object>>,
-    /// The kinds of layouts, `layout` and `partial`, that have a folder. A kind without one is left alone.
+    /// The kinds of layouts, `layout` and `partial`, that have a folder. `apply` deletes none of a kind without a
+    /// folder.
     layout_kinds: BTreeSet<&'static str>,
-    /// The file of each object that was read from a folder. Of a template it is `template.json`.
+    /// The file of each object that was read from a folder. For a template it is `template.json`.
     files: BTreeMap<(Kind, String), PathBuf>,
 }
 
@@ -74,7 +75,7 @@ pub struct Difference {
     pub kind: Kind,
     pub name: String,
     pub action: Action,
-    /// The fields that differ, with their values before and after. Of a template that is deleted: `active` and
+    /// The fields that differ, with their values before and after. For a deleted template, the fields are `active` and
     /// `event_type`.
     pub fields: BTreeMap<String, Value>,
 }
@@ -254,13 +255,14 @@ impl Settings<'_> {
     }
 }
 
-/// What a difference tells of an object that is deleted: whether and where a template is used.
+/// The fields that the difference shows for a deleted object: for a template, whether it is active, and its event type.
 fn told_of_deleted(object: &Object) -> BTreeMap<String, Value> {
     let told = |name: &str| Some((name.to_owned(), json!({"from": object.get(name)?, "to": null})));
     ["active", "event_type"].into_iter().filter_map(told).collect()
 }
 
-/// The fields that differ. Of a provider only those that are given: others keep their values.
+/// The fields that differ. For a provider, only the given fields are compared, because omitted fields keep their
+/// values.
 fn differing(kind: Kind, from: &Object, to: &Object) -> BTreeMap<String, Value> {
     let mut names: Vec<&String> = to.keys().collect();
     if kind != Kind::Provider {

@@ -245,10 +245,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_names_an_unknown_parameter_is_told_all_there_are() {
+    fn an_unknown_parameter_is_refused_with_the_allowed_names() {
         #[derive(Debug, serde::Deserialize)]
         #[serde(deny_unknown_fields)]
-        #[allow(dead_code, reason = "read, not used")]
+        #[allow(dead_code, reason = "the test only deserializes it")]
         struct Two {
             one: Option<String>,
             two: Option<String>,

@@ -116,12 +116,13 @@ pub struct Saved {
     pub waiting: Waiting,
 }
 
-/// What templates of a tenant have in common, as it was read or, for a rehearsal, as it would be.
+/// The settings, layouts and event types that the templates of a tenant share: as stored or, in a rehearsal, as they
+/// would be after the steps so far.
 #[derive(Clone)]
 pub struct Common {
     pub settings: ContentSettings,
     pub layouts: BTreeMap<String, parts::Layout>,
-    /// Declarations that are not stored yet, of a rehearsal. They hide those that are.
+    /// Event types that a rehearsal declares. They take precedence over stored event types of the same name.
     pub event_types: BTreeMap<String, EventTypeDraft>,
 }
 
@@ -301,7 +302,7 @@ pub fn drafted(common: &Common, id: &str, change: &Change) -> Result<(TemplateDr
     Ok((new_draft(id, change)?, common.source(common.empty(), change)?.0))
 }
 
-/// The error of a template whose place another active one has.
+/// The error for a template if another active template has the same event type, channel, audience, language and scope.
 pub fn place_taken(other: &str) -> EditError {
     EditError::Conflict(format!(
         "template {other:?} is active for the same event type, channel, audience, language and scope; deactivate it \
@@ -317,7 +318,7 @@ async fn compiled(source: &Source) -> Result<Compiled, EditError> {
 }
 
 fn stopped(problem: &tokio::task::JoinError) -> EditError {
-    DbError::Unreadable(format!("compiling a template failed: {problem}; report it")).into()
+    DbError::Unreadable(format!("compiling a template failed: {problem}; report it as a bug")).into()
 }
 
 /// Warnings about placeholders that events of the type do not have.

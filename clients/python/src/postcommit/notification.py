@@ -35,7 +35,7 @@ class Fields(TypedDict, total=False):
     data: Mapping[str, Any] | None
     #: 0 to 9, 9 first. Default 5.
     priority: int | None
-    #: Not before this: a datetime that knows its zone, or RFC 3339. Default: at once.
+    #: Not before this: a datetime that knows its zone, or RFC 3339. Default: immediately.
     due_at: datetime | str | None
     #: Never after this. Default: 30 days after it is due.
     expires_at: datetime | str | None

@@ -76,7 +76,8 @@ pub struct Facts {
     /// The fields of the user that the template may read, as they were at expansion: JSON of at most 4 KB.
     pub context: Option<String>,
     /// For a template that is sent once per entity: `{entity}:{event type}:{channel}:{template}`. For a resend by a
-    /// template, and for a digest: its own key, which says who made it ([`super::StoredNotification::maker`]).
+    /// template, and for a digest: the idempotency key of its notification, which [`super::StoredNotification::maker`]
+    /// recognises.
     pub send_key: Option<String>,
 }
 
@@ -164,7 +165,7 @@ impl Delivery {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs, reason = "the names are the glossary's")]
+#[allow(missing_docs, reason = "docs/names.md explains the states")]
 pub enum DeliveryState {
     Pending,
     Sending,

@@ -161,7 +161,8 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
         };
         if let Recipient::List(name) = &recipient {
             // The dispatcher looks up lists first, so such a notification is not expanded here.
-            return park("unknown_list", format!("the members of list {name:?} are not known here"));
+            let detail = format!("list {name:?} was not looked up before the expansion; report it as a bug");
+            return park("unknown_list", detail);
         }
         let channels = channels_for(&recipient, note, routes);
         if channels.is_empty() {
@@ -234,7 +235,8 @@ pub fn reachable(note: &StoredNotification, channel: &str, routes: Routes<'_>) -
     Ok(reached)
 }
 
-/// As [`reachable`], of recipients that need no lookup.
+/// The recipients that can be reached on `channel`, like [`reachable`], for a notification whose recipients need no
+/// lookup.
 fn addresses_on(note: &StoredNotification, channel: &str, routes: Routes<'_>) -> Result<Vec<Recipient>, String> {
     let on_it = StoredNotification { channels: vec![channel.to_owned()], ..note.clone() };
     let targets = match expand(&on_it, routes) {

@@ -27,9 +27,9 @@ use crate::template::{Failure, FlatPayload};
 pub struct Lookup {
     /// The payload of the notification, for templates and their scopes.
     pub payload: FlatPayload,
-    /// Who made it.
+    /// The origin of the notification: an application, a resend or a digest.
     maker: Maker,
-    /// The templates that it may use. `None` if it is a direct message.
+    /// The templates that the notification may use. `None` for a direct message.
     choice: Option<Choice>,
     /// The templates whose part `to` renders the address, because the notification names no recipient.
     pub own: Vec<Arc<TemplateEntry>>,
@@ -96,7 +96,7 @@ pub fn lookup(
     if !is_templated && !is_needed {
         return None;
     }
-    let payload = FlatPayload::new(&note.payload);
+    let payload = note.payload.flat().clone();
     let in_scope = match pin {
         Pin::None => content.map(|content| content.in_scope(&note.event_type, &payload)).unwrap_or_default(),
         Pin::Direct => vec![],
@@ -181,24 +181,24 @@ pub fn fan_out(
     }
 }
 
-/// A delivery that was parked and never sent, as a new target: what its template counts, collects and holds a key for. `None`
-/// if the template does none of it, or is not used any more.
+/// Builds a new target for a delivery that was parked before anything was sent, with the send key, the throttle and the
+/// digest of its template. `None` if none of these applies to the delivery, or if the template is no longer active.
 #[must_use]
 pub fn retried(note: &StoredNotification, content: Option<&TenantContent>, facts: &Facts, lane: i32) -> Option<Target> {
     let entry = content?.template(&note.event_type, facts.template.as_deref()?)?;
-    let rules = Rules { note, payload: &FlatPayload::new(&note.payload), maker: note.maker(facts) };
+    let rules = Rules { note, payload: note.payload.flat(), maker: note.maker(facts) };
     let once = rules.once(entry, facts, entries(note).is_empty());
     let pacing = rules.pacing(entry, facts);
     if once.is_none() && pacing.is_none() {
         return None;
     }
-    // Without a throttle or a digest it is sent, if its key is free.
+    // If the template has neither a throttle nor a digest, the delivery is sent if its send key is free.
     let pacing = pacing.unwrap_or(Pacing { throttle: None, digest: None });
     Some(Target { once, pacing: Some(pacing.into()), ..Target::new(facts.clone(), Fate::Lane(lane)) })
 }
 
-/// The recipients of a notification other than lists, as members: what a large expansion keeps of them. A named
-/// provider stands in place of the channel.
+/// The recipients of a notification, except lists, in the form of list members. A large expansion stores them in this
+/// form. If a recipient names a provider, the field `channel` holds the name of that provider.
 #[must_use]
 pub fn named_members(note: &StoredNotification) -> Vec<ListMember> {
     let read = entries(note).iter().filter_map(|entry| Recipient::from_json(entry).ok());

@@ -5,6 +5,7 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::Facts;
+use crate::template::Payload;
 
 /// How many characters of a site's name the KPIs keep. The migration `kpis` uses the same number.
 pub const SITE_CHARS: usize = 64;
@@ -15,7 +16,7 @@ pub const RESEND_KEY: &str = "manual";
 /// The first part of a digest's idempotency key. A random id follows, so that no application can hold the key already.
 pub const DIGEST_KEY: &str = "digest";
 
-/// Who made a notification.
+/// The origin of a notification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Maker {
     /// An application enqueued it.
@@ -50,7 +51,7 @@ pub struct StoredNotification {
     pub idempotency_key: String,
     /// The event's data. Numbers keep all digits that were enqueued.
     #[cfg_attr(feature = "openapi", schema(value_type = serde_json::Value))]
-    pub payload: Box<RawValue>,
+    pub payload: Payload,
     /// The recipients, as they were enqueued.
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<Object>))]
     pub recipients: Value,
@@ -89,15 +90,17 @@ impl StoredNotification {
         self.cancelled.contains(&0) || self.cancelled.contains(&n)
     }
 
-    /// Says who made it, by the facts of its own row or of a delivery that a template renders. An application may use any
-    /// key, and writes no rows. So a key of Postcommit's own counts only where it stands on the row as the send key, too.
+    /// The origin of the notification. `facts` belong to its own row, or to a delivery that a template renders. An
+    /// application can use any idempotency key, but cannot write a send key. So the notification counts as a resend or
+    /// a digest only if its idempotency key is also the send key in `facts`.
     #[must_use]
     pub fn maker(&self, facts: &Facts) -> Maker {
         if facts.send_key.as_ref() != Some(&self.idempotency_key) {
             return Maker::Application;
         }
         let mut parts = self.idempotency_key.split(':');
-        // The send key of an entity has four parts, so it is neither of the two.
+        // The send key of an entity has four parts, so it is never taken for the key of a resend (five parts) or of a
+        // digest (two parts).
         match (parts.next(), parts.count()) {
             (Some(RESEND_KEY), 4) => Maker::Resend,
             (Some(DIGEST_KEY), 1) => Maker::Digest,

@@ -153,8 +153,8 @@ pub struct Period {
 }
 
 impl Pacing {
-    /// Decides about one target, and counts it if it is sent. `counted` is the end of the period in which it was counted
-    /// before, if it was: in the same period it counts once.
+    /// Decides whether a target is sent, skipped or collected, and counts it if it is sent. `counted` is the end of the
+    /// period in which the target was already counted, or `None`. A target is counted once per period.
     pub fn decide(&self, period: Option<&mut Period>, now: Timestamp, counted: Option<Timestamp>) -> Pace {
         let Some(((_, throttle), period)) = self.throttle.as_ref().zip(period) else {
             return if self.digest.is_some() { Pace::Collect } else { Pace::Send };
@@ -178,7 +178,7 @@ impl Pacing {
     }
 }
 
-/// Where a delivery's context holds the end of the period in which it was counted.
+/// The field of a delivery's context that holds the end of the period in which the throttle counted the delivery.
 const IN_CONTEXT: &str = "counted_until";
 
 impl Period {

@@ -43,9 +43,9 @@ pub struct Profile {
 /// Whether a user wants messages of an event type on a channel. [`ANY`] means every event type or channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Preference {
-    /// The event type.
+    /// The event type that the preference is about, or [`ANY`].
     pub event_type: String,
-    /// The channel.
+    /// The channel that the preference is about, or [`ANY`].
     pub channel: String,
     /// Whether such messages are sent.
     pub allowed: bool,

@@ -83,8 +83,8 @@ impl Compiled {
                     format!("no thread could be started to compile the template: {problem}; try again"),
                 )
             })?;
-            let crashed = |_| Err(Problem::of_part("template", "the engine failed on this template; report it"));
-            thread.join().unwrap_or_else(crashed)
+            let bug = "the template engine failed on this template; report it as a bug, with the template";
+            thread.join().unwrap_or_else(|_| Err(Problem::of_part("template", bug)))
         })
     }
 
@@ -466,8 +466,9 @@ fn rendered_data(
     if json.len() > limits::DATA_BYTES {
         return Err(too_long());
     }
-    RawValue::from_string(json)
-        .map_err(|_| Failure::Failed(Problem::of_part("data", "the rendered data is not valid JSON; report it")))
+    RawValue::from_string(json).map_err(|_| {
+        Failure::Failed(Problem::of_part("data", "the rendered data is not valid JSON; report it as a bug"))
+    })
 }
 
 /// Joins a subject into one line, because a line break in a mail header would begin another header.

@@ -3,8 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
+use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
+use foldhash::fast::RandomState;
+use serde::{Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -16,7 +19,45 @@ const LEVELS: usize = 64;
 /// The name of a field in the flat view: lower case, letters and digits only.
 #[must_use]
 pub fn flat_name(name: &str) -> String {
+    if name.is_ascii() {
+        return name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect();
+    }
     name.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect()
+}
+
+/// The payload of a notification: the JSON as it was enqueued, and its flat view, which is made when a template first
+/// needs it.
+#[derive(Debug, Clone)]
+pub struct Payload {
+    json: Box<RawValue>,
+    flat: OnceLock<FlatPayload>,
+}
+
+impl Payload {
+    /// The flat view of the payload.
+    pub fn flat(&self) -> &FlatPayload {
+        self.flat.get_or_init(|| FlatPayload::new(&self.json))
+    }
+}
+
+impl From<Box<RawValue>> for Payload {
+    fn from(json: Box<RawValue>) -> Self {
+        Self { json, flat: OnceLock::new() }
+    }
+}
+
+impl Deref for Payload {
+    type Target = RawValue;
+
+    fn deref(&self) -> &RawValue {
+        &self.json
+    }
+}
+
+impl Serialize for Payload {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.json.serialize(serializer)
+    }
 }
 
 /// A JSON value of a payload. A number keeps its digits. A clone is cheap.
@@ -34,7 +75,7 @@ pub(super) enum Node {
 #[derive(Debug, Default)]
 pub(super) struct Fields {
     entries: Vec<(String, Node)>,
-    flat: OnceLock<HashMap<String, Node>>,
+    flat: OnceLock<HashMap<String, Node, RandomState>>,
 }
 
 impl Node {
@@ -100,8 +141,8 @@ impl Fields {
 
     /// Returns all fields by flat name. Of two fields with one flat name, the less deeply nested takes precedence, then
     /// the first in alphabetical order, because a database may store fields in any order.
-    fn flatten(&self) -> HashMap<String, Node> {
-        let mut flat = HashMap::new();
+    fn flatten(&self) -> HashMap<String, Node, RandomState> {
+        let mut flat = HashMap::with_capacity_and_hasher(2 * self.entries.len(), RandomState::default());
         self.walk(|name, node| {
             if !matches!(node, Node::Null) {
                 flat.entry(name.to_owned()).or_insert_with(|| node.clone());

@@ -79,7 +79,7 @@ impl Run {
         with(run.ok_or_else(|| {
             minijinja::Error::new(
                 ErrorKind::InvalidOperation,
-                "internal error: a filter was called outside of a rendering; report it",
+                "internal error: a filter was called outside of a rendering; report it as a bug",
             )
         })?)
     }
@@ -217,7 +217,7 @@ pub(super) fn render(
         });
     }
     let text = String::from_utf8(output.bytes)
-        .map_err(|_| Stop::Failed(None, "the rendered output is not valid UTF-8; report it".to_owned()))?;
+        .map_err(|_| Stop::Failed(None, "the rendered output is not valid UTF-8; report it as a bug".to_owned()))?;
     let misses = std::mem::take(&mut *run.misses.lock().unwrap_or_else(PoisonError::into_inner));
     Ok((text, misses))
 }

@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 use super::files::Files;
+use super::gaps::Gaps;
 use super::trips::{TripCounter, note_statement};
 use super::value::{Cells, FromValue, Row, Value, read};
 use super::writable::Writable;
@@ -240,8 +241,9 @@ fn write_all(
     writable: &Writable,
     files: &Files,
 ) {
+    let mut gaps = Gaps::new();
     while let Some(first) = commands.blocking_recv() {
-        let mut group = vec![first];
+        let (mut group, began) = (vec![first], clock::monotonic());
         let changes = connection.total_changes();
         let written = counter.around(|| match write_together(&mut connection, &mut group, &mut commands)? {
             true => Ok(true),
@@ -261,6 +263,7 @@ fn write_all(
         for command in group {
             command.answer(committed.clone());
         }
+        gaps.leave(began.elapsed());
     }
 }
 

@@ -3,6 +3,7 @@
 use bytes::BytesMut;
 use postcommit::Timestamp;
 use postcommit_channel::secret::Hash;
+use postcommit_channel::template::Payload;
 use serde_json::value::RawValue;
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 use uuid::Uuid;
@@ -205,6 +206,7 @@ reads! {
     // JSON that serde_json cannot parse is shown as text. Examples are too deep nesting and a number beyond any float.
     serde_json::Value => { Value::Json(x) | Value::Text(x) => Some(serde_json::from_str(&x).unwrap_or_else(|_| x.into())) } @ { serde_json::Value::String }
     Box<RawValue> => { Value::Json(x) | Value::Text(x) => raw(x) } @ { |text| serde_json::value::to_raw_value(&text).unwrap_or_default() }
+    Payload => { Value::Json(x) | Value::Text(x) => raw(x).map(Payload::from) } @ { |text| Payload::from(serde_json::value::to_raw_value(&text).unwrap_or_default()) }
     Vec<String> => { Value::Texts(x) => Some(x), Value::Text(x) => Some(texts(&x)) } @ { |text| vec![text] }
 }
 

@@ -44,6 +44,9 @@ const CLOSED_WAIT: Duration = Duration::from_secs(1);
 /// How many sends share a task. With one task per send, a driver that answers immediately would wake another thread for
 /// each send. With one task per batch, the other threads would be idle.
 const TOGETHER: usize = 16;
+/// The end of the detail of a parked delivery that may have arrived: the action for the operator.
+pub const ASK_RECEIVER: &str =
+    "ask the receiver whether the message arrived, then retry the delivery with `unclear`, or discard it";
 
 /// Deliveries that wait for a slot of their lane. When a send has ended, its slot passes directly to the next waiting
 /// delivery.
@@ -225,12 +228,15 @@ fn check(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Times
         () if provider.guarantee == Guarantee::AtMostOnce && delivery.unclear => (
             FinishedState::Parked(Reason::OutcomeUnknown),
             "earlier_unclear",
-            Some("an earlier attempt may have reached the receiver, and the guarantee is now at_most_once".into()),
+            Some(format!("an earlier attempt may have arrived, and the guarantee is now at_most_once; {ASK_RECEIVER}")),
         ),
         () if forgotten() => (
             FinishedState::Parked(Reason::OutcomeUnknown),
             "key_window_over",
-            Some("an earlier attempt may have arrived, and the receiver may have forgotten the idempotency key".into()),
+            Some(format!(
+                "an earlier attempt may have arrived, and the receiver may have forgotten the idempotency key; \
+                 {ASK_RECEIVER}"
+            )),
         ),
         () => {
             return quiet_until(delivery, note, now)
@@ -284,7 +290,7 @@ pub fn take_over(
 
 /// Returns whether the holder of an expired lease may have sent the notification from its own row. Under at_most_once
 /// this never happens, unless the guarantee or the routing was changed after the attempt began or shortly before.
-pub fn may_have_been_sent_at_once(lane: &Lane, rerouted_at: Timestamp, since: Timestamp) -> bool {
+pub fn may_have_been_sent_from_own_row(lane: &Lane, rerouted_at: Timestamp, since: Timestamp) -> bool {
     lane.provider.guarantee != Guarantee::AtMostOnce
         || was_before(since, lane.provider.guarantee_since.max(rerouted_at))
 }
@@ -371,7 +377,8 @@ async fn attempt(
     let ended = now.plus(took);
     let case = Case { after: report.after, ..case(delivery, note, lane, &report.outcome, ended) };
     let demand = demand_of(&report, &case);
-    // Boxed, because it is rare: the future of every attempt would be as large as this one.
+    // `tell_lane` is boxed because it is called rarely. Without the box, the future of every attempt would have room
+    // for it.
     let verdict = match (demand, model::judge(&case)) {
         (Some(demand), verdict) => Box::pin(tell_lane(crew, lane, (delivery, note), demand, verdict, ended)).await,
         (None, verdict) => verdict,

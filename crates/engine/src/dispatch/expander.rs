@@ -20,7 +20,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use hold::Held;
 
-use super::attempt::{self, Waiting};
+use super::attempt::{self, ASK_RECEIVER, Waiting};
 use super::lanes::{self, Lane, Table};
 use super::lookup::{self, Answer, Sought};
 use super::parked_log::About;
@@ -48,7 +48,7 @@ enum Step {
     /// Write a row for each target, or move the row of a retried delivery into its lane.
     Expand(Expanded, Vec<Ended>),
     /// Send the notification from its own row. If the send cannot begin soon, write a row for its target.
-    SendAtOnce(Arc<Lane>, Delivery),
+    SendFromOwnRow(Arc<Lane>, Delivery),
     /// Write the row of the notification's only target under the same lease, and send it.
     Hold(Arc<Lane>, Delivery, Box<Target>),
     /// Move the row into the lane of its provider.
@@ -150,7 +150,7 @@ async fn expand_sought(
 impl Sorted {
     fn add(&mut self, crew: &Crew, table: &Table, step: Step, note: Arc<StoredNotification>) {
         match step {
-            Step::SendAtOnce(lane, delivery) => {
+            Step::SendFromOwnRow(lane, delivery) => {
                 self.sending.entry(lane.provider.id).or_insert((lane, vec![])).1.push((delivery, note));
             }
             Step::Expand(expanded, _) => {
@@ -192,7 +192,7 @@ impl Sorted {
     ) -> Vec<Sought> {
         for (lane, batch) in self.sending.into_values() {
             let (crew, held) = (crew.clone(), slots.as_mut().and_then(|slots| slots.split(batch.len())));
-            tokio::spawn(async move { send_at_once(&crew, &lane, batch, clock, held).await });
+            tokio::spawn(async move { send_from_own_row(&crew, &lane, batch, clock, held).await });
         }
         for (lane, batch) in self.holding.into_values() {
             hold::expand_and_send(crew, &lane, batch, clock).await;
@@ -219,7 +219,7 @@ fn counted(crew: &Crew, note: &StoredNotification, expanded: &Expanded) -> Vec<E
 
 /// Sends from the notifications' own rows as slots of the lane become free. Deliveries that would wait too long get
 /// rows in the lane instead.
-async fn send_at_once(
+async fn send_from_own_row(
     crew: &Arc<Crew>,
     lane: &Arc<Lane>,
     batch: Vec<Claimed>,
@@ -268,7 +268,7 @@ async fn write_all(crew: &Crew, steps: Vec<Step>, now: Timestamp) {
             Step::MakeInApp(delivery) => lacking.push(delivery),
             Step::Expand(one, ended) => expanded.push((one, ended)),
             Step::Enter(lease, lane) => entering.push((lease, lane)),
-            Step::SendAtOnce(..) | Step::Hold(..) | Step::Settle(_) | Step::LookUp(..) => {
+            Step::SendFromOwnRow(..) | Step::Hold(..) | Step::Settle(_) | Step::LookUp(..) => {
                 unreachable!("these steps were sent or settled before this match")
             }
         }
@@ -479,7 +479,9 @@ fn expand(delivery: &Delivery, targets: Vec<Target>, table: &Table) -> Step {
         return parked(
             delivery,
             "lease_expired",
-            "every worker that tried to create the deliveries of this notification stopped before it was done".into(),
+            "every worker that tried to create the deliveries of this notification stopped before it was done; find \
+             the cause in the logs of the workers, then retry"
+                .into(),
         );
     }
     for lane in targets.iter().filter_map(|target| table.lane_of(target)) {
@@ -505,17 +507,17 @@ fn next_part(delivery: &Delivery, part: Part, table: &Table) -> Step {
 /// decides.
 fn only_target(delivery: Delivery, note: &StoredNotification, target: Target, table: &Table, now: Timestamp) -> Step {
     let lane = table.lane_of(&target);
-    let sent_since = delivery
-        .lost_since
-        .filter(|since| lane.is_none_or(|lane| attempt::may_have_been_sent_at_once(lane, table.rerouted_at, *since)));
+    let sent_since = delivery.lost_since.filter(|since| {
+        lane.is_none_or(|lane| attempt::may_have_been_sent_from_own_row(lane, table.rerouted_at, *since))
+    });
     match (lane, sent_since) {
         (Some(lane), Some(since)) => {
             let delivery = delivery.of_only_target(lane.provider.id, target);
             let elsewhere = attempt::was_before(since, table.rerouted_at);
             Step::Settle(attempt::take_over(&delivery, note, lane, since, now, elsewhere))
         }
-        (Some(lane), None) if table.may_send_at_once(lane, now) => {
-            Step::SendAtOnce(lane.clone(), delivery.of_only_target(lane.provider.id, target))
+        (Some(lane), None) if table.may_send_from_own_row(lane, now) => {
+            Step::SendFromOwnRow(lane.clone(), delivery.of_only_target(lane.provider.id, target))
         }
         (None, Some(_)) => ended_unclear(delivery, target),
         _ => expand(&delivery, vec![target], table),
@@ -529,7 +531,10 @@ fn ended_unclear(delivery: Delivery, target: Target) -> Step {
         Fate::Lane(_) => (
             FinishedState::Parked(Reason::Config),
             "unknown_provider",
-            "the worker does not know the provider of this delivery".into(),
+            format!(
+                "the worker does not know the provider of this delivery, and an earlier attempt may have arrived; \
+                 {ASK_RECEIVER}"
+            ),
         ),
     };
     let lane = expansion_lane(delivery.key.tenant);

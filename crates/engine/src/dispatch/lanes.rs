@@ -195,7 +195,7 @@ impl Table {
     /// Returns whether a notification with one target may be sent on this lane from its own row, without a row for the
     /// target. It may not if the send must be announced, needs a longer lease or a permit, or would overtake waiting
     /// deliveries.
-    pub fn may_send_at_once(&self, lane: &Lane, now: Timestamp) -> bool {
+    pub fn may_send_from_own_row(&self, lane: &Lane, now: Timestamp) -> bool {
         lane.provider.guarantee != Guarantee::AtMostOnce && self.may_keep_lease(lane, now)
     }
 

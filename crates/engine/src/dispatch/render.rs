@@ -101,7 +101,7 @@ async fn load(crew: &Crew, batch: &[Claimed], items: Items) -> Result<Ingredient
 fn payload_of(note: &StoredNotification, items: &Items) -> FlatPayload {
     match items.get(&note.id) {
         Some(items) => FlatPayload::new(&digest_payload(items)),
-        None => FlatPayload::new(&note.payload),
+        None => note.payload.flat().clone(),
     }
 }
 

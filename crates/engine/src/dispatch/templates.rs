@@ -209,6 +209,6 @@ fn panicked() -> Problem {
         part: "template".into(),
         line: None,
         column: None,
-        message: "the renderer failed; please report it".into(),
+        message: "the renderer failed; report it as a bug".into(),
     }
 }

@@ -64,7 +64,7 @@ fn test_note(provider: &Provider, tenant_name: &str, address: &str, text: &str) 
         topic: None,
         schema_version: None,
         idempotency_key: format!("postcommit.test:{id}"),
-        payload: RawValue::NULL.to_owned(),
+        payload: RawValue::NULL.to_owned().into(),
         recipients: json!([{"provider": provider.name, "address": address}]),
         channels: Vec::new(),
         title: Some("Test".into()),

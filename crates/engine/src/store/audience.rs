@@ -1,5 +1,6 @@
 //! Reads users, members of lists and suppressions for the expansion. Each method takes a whole batch and runs a fixed
-//! number of queries, however large the batch is. Nothing is cached, so a change takes effect until the expansion.
+//! number of queries, however large the batch is. Nothing is cached, so every change that is committed before the
+//! expansion takes effect.
 //!
 //! On PostgreSQL the methods use the hot path's connections, so they work for all tenants, and not on a handle for one
 //! tenant.

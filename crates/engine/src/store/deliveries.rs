@@ -352,8 +352,8 @@ fn listed(row: &Row, full: bool) -> Result<DeliveryRow, DbError> {
     Ok(listed)
 }
 
-/// Says when the quiet hours end for which a delivery waits that is due at `next`. It is due when they end, or when it
-/// expires in them.
+/// Describes the end of the quiet hours that a delivery waits for. `next` is the due time of the delivery: the end of
+/// the quiet hours, or its expiry if that is earlier.
 fn quiet_until(context: Option<&str>, (next, expires_at): (Timestamp, Timestamp)) -> Option<String> {
     let window = QuietWindow::of(context)?;
     let end = window.end(Timestamp::from_micros(next.as_micros() - 1))?;

@@ -86,7 +86,9 @@ impl EventTypeDraft {
         }
         let count = self.placeholders.len();
         if count > PLACEHOLDERS {
-            return Err(EditError::Refused(format!("placeholders: has {count}; at most {PLACEHOLDERS} are allowed")));
+            return Err(EditError::Refused(format!(
+                "placeholders: has {count} entries; at most {PLACEHOLDERS} are allowed"
+            )));
         }
         let mut seen = BTreeSet::new();
         for (place, name) in self.placeholders.iter().enumerate() {

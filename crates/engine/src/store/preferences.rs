@@ -82,7 +82,7 @@ impl PreferenceDraft {
 fn check(preferences: &[PreferenceDraft]) -> Result<(), EditError> {
     if preferences.len() > PREFERENCES {
         let count = preferences.len();
-        return Err(EditError::Refused(format!("preferences: has {count}; at most {PREFERENCES} are allowed")));
+        return Err(EditError::Refused(format!("preferences: has {count} entries; at most {PREFERENCES} are allowed")));
     }
     let mut seen = HashSet::new();
     for (place, one) in preferences.iter().enumerate() {

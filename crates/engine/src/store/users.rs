@@ -133,7 +133,9 @@ impl UserDraft {
         field("data", check::json(&self.data, USER_DATA_BYTES).map(drop))?;
         if self.addresses.len() > USER_ADDRESSES {
             let count = self.addresses.len();
-            return Err(EditError::Refused(format!("addresses: has {count}; at most {USER_ADDRESSES} are allowed")));
+            return Err(EditError::Refused(format!(
+                "addresses: has {count} entries; at most {USER_ADDRESSES} are allowed"
+            )));
         }
         let mut seen = HashSet::new();
         for (place, address) in self.addresses.iter().enumerate() {

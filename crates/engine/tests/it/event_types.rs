@@ -55,7 +55,7 @@ on_both! {
             (EventTypeDraft { sample: Some(json!({"a": "x".repeat(262_144)})), ..draft() }, "sample: has 262153 bytes; at most 262144 are allowed"),
             (EventTypeDraft { placeholders: vec!["a".into(), "a".into()], ..draft() }, "placeholders[1]: \"a\" is given twice; give each name once"),
             (EventTypeDraft { placeholders: vec![String::new()], ..draft() }, "placeholders[0]: has 0 characters; 1 to 255 are allowed"),
-            (EventTypeDraft { placeholders: (0..501).map(|n| n.to_string()).collect(), ..draft() }, "placeholders: has 501; at most 500 are allowed"),
+            (EventTypeDraft { placeholders: (0..501).map(|n| n.to_string()).collect(), ..draft() }, "placeholders: has 501 entries; at most 500 are allowed"),
         ];
         for (draft, problem) in refused {
             assert_eq!(world.store.create_event_type(world.tenant, "a", &draft).await.unwrap_err().to_string(), problem);

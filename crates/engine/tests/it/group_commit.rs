@@ -103,8 +103,8 @@ on_both! {
     async fn digits_are_kept_and_a_key_is_one_in_its_tenant(world) {
         let text = r#"{"event_type": "a", "idempotency_key": "k", "payload": {"n": 12345678901234567890123, "p": 0.10}, "data": {"email": {"x": 1.50}}, "due_at": "2099-01-01T00:00:00Z"}"#;
         let scheduled = world.store.accept(vec![NotificationRequest::read(text, "default").unwrap()]).await[0].clone().unwrap();
-        let at_once = text.replace(r#", "due_at": "2099-01-01T00:00:00Z""#, "");
-        let elsewhere = world.store.accept(vec![NotificationRequest::read(&at_once, "elsewhere").unwrap()]).await[0].clone().unwrap();
+        let unscheduled = text.replace(r#", "due_at": "2099-01-01T00:00:00Z""#, "");
+        let elsewhere = world.store.accept(vec![NotificationRequest::read(&unscheduled, "elsewhere").unwrap()]).await[0].clone().unwrap();
         assert!(scheduled.id != elsewhere.id && !elsewhere.duplicate, "another tenant's key");
         for accepted in [scheduled, elsewhere] {
             let kept = payload_of(&world, accepted).await.replace(' ', "");
@@ -187,4 +187,36 @@ async fn a_key_locked_by_an_open_transaction_delays_no_other_request() {
     let accepted = gate.accept(keyed("held")).await.unwrap();
     assert!(!accepted.duplicate);
     assert_eq!(gate.accept(keyed("held")).await.unwrap(), Accepted { duplicate: true, ..accepted });
+}
+
+/// An application writes to the same file. Its SQLite asks for the lock every 100 ms, for 5 seconds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_application_gets_its_turn_while_the_writer_of_a_sqlite_file_is_always_busy() {
+    const WORK: &str = "WITH RECURSIVE c (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM c WHERE i < 100000)
+        INSERT INTO scratch SELECT max(i) FROM c";
+    let world = World::sqlite().await;
+    world.execute("CREATE TABLE scratch (i)", vec![]).await;
+    let path = world.url.strip_prefix("sqlite:").unwrap().to_owned();
+    let mut application = tokio::task::spawn_blocking(move || {
+        let file = rusqlite::Connection::open(path).unwrap();
+        file.busy_timeout(std::time::Duration::from_secs(5)).unwrap();
+        // Begins when the writer is busy.
+        while file.query_row("SELECT count(*) FROM scratch", (), |row| row.get::<_, i64>(0)).unwrap() < 5 {
+            std::thread::yield_now();
+        }
+        let sql = "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key) VALUES ('a', '{}', ?1)";
+        (0..3).try_for_each(|i| file.execute(sql, [format!("application-{i}")]).map(drop))
+    });
+    let mut busy = JoinSet::new();
+    let written = loop {
+        while busy.len() < 4 {
+            let store = world.store.clone();
+            busy.spawn(async move { store.db().execute(vec![(WORK.to_owned(), vec![])]).await.unwrap() });
+        }
+        tokio::select! {
+            written = &mut application => break written.unwrap(),
+            done = busy.join_next() => drop(done.unwrap().unwrap()),
+        }
+    };
+    written.unwrap();
 }

@@ -139,7 +139,7 @@ on_both! {
             (UserDraft { data: json!([]), ..UserDraft::default() }, "data: must be an object"),
             (UserDraft { data: json!({"a": "x".repeat(2048)}), ..UserDraft::default() }, "data: has 2057 bytes; at most 2048 are allowed"),
             (UserDraft { data: json!({"a": "\0"}), ..UserDraft::default() }, "data: holds NUL (\\u0000), which is not allowed"),
-            (user(&many), "addresses: has 21; at most 20 are allowed"),
+            (user(&many), "addresses: has 21 entries; at most 20 are allowed"),
         ];
         for (draft, problem) in drafts {
             assert_eq!(world.store.create_user(world.tenant, "1", &draft).await.unwrap_err().to_string(), problem);

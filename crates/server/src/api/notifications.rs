@@ -38,7 +38,10 @@ const TITLE_WORDS: usize = 8;
 /// A notification: content, recipients, channels and times.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[allow(dead_code, reason = "describes what the engine reads digit for digit")]
+#[allow(
+    dead_code,
+    reason = "only describes the body for OpenAPI; the engine parses it, so that numbers keep every digit"
+)]
 pub struct NewNotification {
     /// The event type, a dotted name.
     #[schema(min_length = 1, max_length = 255, example = "booking.confirmed")]
@@ -98,7 +101,7 @@ pub struct NewNotification {
 
 /// The origin of a notification; at most 4 KB in total.
 #[derive(ToSchema)]
-#[allow(dead_code, reason = "describes the SDK's type, which knows nothing of OpenAPI")]
+#[allow(dead_code, reason = "only describes the SDK's `Source` for OpenAPI; the SDK does not depend on utoipa")]
 pub struct NotificationSource {
     /// The name of the remote site.
     site: Option<String>,

@@ -22,16 +22,17 @@ pub struct Apply {
     /// Folder, in the form that `postcommit export` writes
     #[arg(short = 'f', long = "folder", value_name = "DIR")]
     folder: PathBuf,
-    /// Tenant of the objects
+    /// Tenant to change
     #[arg(long, default_value = "default")]
     tenant: String,
     /// Show the differences and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Delete objects that have no file; only kinds that have a subfolder are affected
+    /// Delete event types, layouts, partials, lists, providers and templates that have no file, but only of the kinds
+    /// that have a subfolder
     #[arg(long)]
     prune: bool,
-    /// Do not ask for confirmation of what --prune removes
+    /// Do not ask for confirmation before --prune deletes
     #[arg(short, long)]
     yes: bool,
 }
@@ -55,7 +56,7 @@ impl Apply {
             let mut rehearsal = Rehearsal::new(&stored, &present).await?;
             let rehearse = async |one: &Difference| rehearse_one(&mut rehearsal, &wanted, one).await;
             let result = make(&differences, &mut vec![], rehearse).await;
-            // Whether a secret is a new one is known when it is set.
+            // A dry run cannot compare secrets, so it does not print an update that may set nothing but secrets.
             differences.retain(|difference| difference.action != Action::Update || !difference.fields.is_empty());
             print(format, &differences);
             return result.map(|()| Exit::Ok);
@@ -64,7 +65,7 @@ impl Apply {
         let mut made = Vec::new();
         let make_one = async |one: &Difference| make_one(&stored, &wanted, one).await;
         let result = make(&differences, &mut made, make_one).await;
-        // Where nothing could be made, "nothing differs" would be wrong.
+        // If a change failed and none was made, do not print "no differences".
         if result.is_ok() || !made.is_empty() || format != Format::Text {
             print(format, &made);
         }
@@ -78,7 +79,7 @@ impl Apply {
         }
     }
 
-    /// Lists what will be removed, and asks a person.
+    /// Lists the objects that will be removed, and asks for confirmation.
     fn agree(&self, differences: &[Difference]) -> Result<(), Failure> {
         let removed: Vec<_> = differences.iter().filter(|one| one.action == Action::Delete).map(removal).collect();
         if removed.is_empty() {
@@ -92,8 +93,8 @@ impl Apply {
     }
 }
 
-/// Makes the changes, kind by kind. What fails is tried again as long as others succeed: it may need one of them, as a
-/// layout needs its partials.
+/// Makes the changes of one kind after another. A failed change is tried again as long as another change of the same
+/// kind succeeds, because it may depend on that change: a layout needs its partials.
 async fn make<'a>(
     differences: &'a [Difference],
     made: &mut Vec<&'a Difference>,
@@ -138,7 +139,7 @@ async fn make_one(stored: &Stored<'_>, wanted: &State, difference: &Difference) 
     Ok(is_changed)
 }
 
-/// As [`make_one`], in memory.
+/// Performs [`make_one`] in memory, for a dry run.
 async fn rehearse_one(rehearsal: &mut Rehearsal<'_>, wanted: &State, difference: &Difference) -> Result<bool, Failure> {
     let Difference { kind, name, action, .. } = difference;
     let named = |failure: Failure| placed(wanted, difference, &failure);
@@ -159,7 +160,7 @@ fn placed(wanted: &State, difference: &Difference, failure: &Failure) -> Failure
     Failure::new(failure.exit(), format!("{file}{} {name}: {problem}", kind.name()))
 }
 
-/// What becomes of an object that is removed.
+/// Describes an object that is removed, and the effect of the removal.
 fn removal(difference: &Difference) -> String {
     let Difference { kind, name, fields, .. } = difference;
     let is_active = fields.get("active").is_some_and(|active| active["from"] == true);

@@ -19,7 +19,7 @@ pub struct Export {
     /// Folder to write to; existing files of the same names are overwritten, other files are kept
     #[arg(value_name = "DIR")]
     folder: PathBuf,
-    /// Tenant of the objects
+    /// Tenant to export
     #[arg(long, default_value = "default")]
     tenant: String,
 }

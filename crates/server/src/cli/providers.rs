@@ -135,8 +135,9 @@ pub struct Description {
     /// Whether the provider serves recipients that name no provider [default: true if its channel has no default yet]
     #[arg(long, value_name = "BOOL")]
     is_default: Option<bool>,
-    /// Encrypt with the key of this host, or with a new key; only if the key that encrypted the installation's secrets
-    /// is lost. Afterwards set the secrets of every other provider again
+    /// Use the key of this host (secrets.key or secrets.key_file) from now on, and create the key file if it is
+    /// missing. Only if the key that encrypted the installation's secrets is lost. Then set the secrets of every other
+    /// provider again
     #[arg(long)]
     new_secrets_key: bool,
 }

@@ -55,7 +55,7 @@ pub struct Target {
 pub struct ImportArgs {
     #[command(flatten)]
     pub source: Source,
-    /// Tenant of the objects
+    /// Tenant to import into
     #[arg(long, default_value = "default")]
     pub tenant: String,
 }
@@ -65,7 +65,7 @@ pub struct ImportArgs {
 pub struct ExportArgs {
     #[command(flatten)]
     pub target: Target,
-    /// Tenant of the objects
+    /// Tenant to export from
     #[arg(long, default_value = "default")]
     pub tenant: String,
 }

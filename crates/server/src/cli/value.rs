@@ -7,7 +7,7 @@ use serde_json::error::Category;
 
 use crate::output::{Exit, Failure};
 
-/// A text as it is, of `@FILE`, or of stdin for `-`.
+/// Returns the given text, the content of the file for `@FILE`, or the content of stdin for `-`.
 pub fn read_text(given: &str) -> Result<String, String> {
     if let Some(path) = given.strip_prefix('@') {
         return std::fs::read_to_string(path).map_err(|e| format!("{path}: {e}"));
@@ -39,7 +39,7 @@ fn refused(given: &str, text: &str, example: &str, error: &serde_json::Error) ->
     }
 }
 
-/// Where the text came from, if not from the command line.
+/// The source of the text, as a prefix for errors: the path, or `stdin`. Empty for a text on the command line.
 fn source(given: &str) -> String {
     match given.strip_prefix('@') {
         Some(path) => format!("{path}: "),
@@ -48,7 +48,7 @@ fn source(given: &str) -> String {
     }
 }
 
-/// What is wrong with the text, and where.
+/// The problem of the text, with its line and column.
 fn problem(text: &str, error: &serde_json::Error) -> String {
     if text.trim().is_empty() {
         return "is empty".to_owned();
@@ -63,7 +63,7 @@ fn problem(text: &str, error: &serde_json::Error) -> String {
     }
 }
 
-/// What a shell may have done to the quotes, if the text looks like it.
+/// A hint for a text whose quotes the shell seems to have changed. `None` for any other text.
 fn quoting(text: &str, example: &str) -> Option<String> {
     let windows = format!("in cmd.exe and Windows PowerShell write \"{}\"", example.replace('"', "\\\""));
     if text.starts_with('\'') {

@@ -13,7 +13,7 @@ const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto")
 pub struct Client {
     pub address: IpAddr,
     /// Whether the request came over TLS, either to this server or to a trusted proxy.
-    #[cfg_attr(not(test), allow(dead_code, reason = "cookies will ask"))]
+    #[cfg_attr(not(test), allow(dead_code, reason = "only tests read it until cookies are set"))]
     pub secure: bool,
 }
 

@@ -113,9 +113,9 @@ mod tests {
         let chunks = b"3\r\nabc\r\n1F;name=value\r\n0123456789012345678901234567890\r\n0\r\n";
         for trailers in [&b"\r\n"[..], b"x: y\r\nz: 0\r\n\r\n"] {
             let whole = [&chunks[..], trailers].concat();
-            let mut at_once = Framing::chunked();
-            assert_eq!(at_once.take(&[&whole[..], b"GET / "].concat()), Ok(whole.len()));
-            assert!(at_once.is_over());
+            let mut in_one_piece = Framing::chunked();
+            assert_eq!(in_one_piece.take(&[&whole[..], b"GET / "].concat()), Ok(whole.len()));
+            assert!(in_one_piece.is_over());
             let mut by_bytes = Framing::chunked();
             for (at, byte) in whole.iter().enumerate() {
                 assert!(!by_bytes.is_over(), "{at}");

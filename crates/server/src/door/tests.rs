@@ -213,7 +213,7 @@ async fn every_answer_carries_what_it_must() {
 }
 
 #[tokio::test]
-async fn requests_that_come_at_once_are_answered_in_turn() {
+async fn pipelined_requests_are_answered_in_order() {
     let place = Place::with(|_| {}).await;
     let mut visitor = place.visitor().await;
     let chunked = format!("{CHUNKS}5;x=y\r\nabcde\r\n2\r\nfg\r\n0\r\ntrailer: t\r\n\r\n");

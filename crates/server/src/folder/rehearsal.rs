@@ -27,7 +27,7 @@ pub struct Rehearsal<'a> {
 }
 
 impl<'a> Rehearsal<'a> {
-    /// Begins with what is stored.
+    /// Creates a rehearsal that starts from the stored objects.
     pub async fn new(stored: &'a Stored<'a>, present: &State) -> Result<Self, Failure> {
         let common = stored.templates().common().await?;
         let (mut templates, mut lists) = (BTreeMap::new(), BTreeMap::new());
@@ -41,7 +41,7 @@ impl<'a> Rehearsal<'a> {
         Ok(Self { stored, common, templates, lists })
     }
 
-    /// Does what [`Stored::put`] would do.
+    /// Performs [`Stored::put`] in memory.
     pub async fn put(
         &mut self,
         kind: Kind,
@@ -103,7 +103,7 @@ impl<'a> Rehearsal<'a> {
         Ok(())
     }
 
-    /// Whether a list is another one, or contains it.
+    /// Whether the list `outer` is the list `name`, or contains it directly or through other lists.
     fn contains(&self, outer: &str, name: &str) -> bool {
         let (mut seen, mut open) = (BTreeSet::new(), vec![outer]);
         while let Some(list) = open.pop().filter(|_| !seen.contains(name)) {
@@ -136,7 +136,7 @@ impl<'a> Rehearsal<'a> {
         Ok(warnings)
     }
 
-    /// Does what [`Stored::delete`] would do.
+    /// Performs [`Stored::delete`] in memory.
     pub async fn delete(&mut self, kind: Kind, name: &str) -> Result<(), Failure> {
         match kind {
             Kind::EventType | Kind::Content => {}

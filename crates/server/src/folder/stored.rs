@@ -247,7 +247,9 @@ impl Stored<'_> {
             if reference != STORED {
                 secrets.insert(secret.clone(), resolved(reference).map_err(wrong)?);
             } else if is_new {
-                return Err(wrong("there is none stored here; write env:NAME or file:PATH".into()));
+                let problem =
+                    "is \"stored\", but this provider is new and has no stored secret; write env:NAME or file:PATH";
+                return Err(wrong(problem.into()));
             }
         }
         let change = ProviderChange {
@@ -349,7 +351,7 @@ pub(super) fn template_of(template: Template) -> Change {
     }
 }
 
-/// A provider without its secrets: in their place stands that they are stored.
+/// A provider as an object of the folder. Each secret is replaced by the reference `stored`.
 fn provider_of(provider: &StoredProvider) -> Provider {
     let names = driver::kind(&provider.driver).map(|kind| kind.secrets.clone()).unwrap_or_default();
     let stored = names.iter().filter(|_| provider.secrets.is_some());

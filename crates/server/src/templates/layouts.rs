@@ -126,7 +126,7 @@ impl Templates<'_> {
         Ok(())
     }
 
-    /// Compiles the layout with what it includes.
+    /// Compiles the layout with the partials that it includes.
     async fn uses_of(&self, mut common: Common, draft: &LayoutDraft, revision: i32) -> Result<LayoutUse, EditError> {
         if draft.source.len() > limits::LAYOUT_BYTES {
             let (bytes, most) = (draft.source.len(), limits::LAYOUT_BYTES);

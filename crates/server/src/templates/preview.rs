@@ -127,7 +127,7 @@ impl Templates<'_> {
         if let Some(id) = wanted.notification {
             let found = self.store.notification(Some(self.tenant), id).await?;
             let found = found.ok_or_else(|| EditError::Unknown { what: "notification", name: id.to_string() })?;
-            return Ok(Event { from: "notification", payload: found.payload.clone(), notification: Some(found) });
+            return Ok(Event { from: "notification", payload: (*found.payload).to_owned(), notification: Some(found) });
         }
         let event = |from, payload| Event { from, payload, notification: None };
         if let Some(given) = &wanted.payload {

@@ -20,14 +20,15 @@ use crate::model::{Facts, FinishedState, Maker, QuietRule, QuietWindow, StoredNo
 /// One party: a recipient of the notification, or a member of a list.
 pub(super) struct Party {
     pub(super) recipient: Recipient,
-    /// The only channel, of a list's member or of a template's own address.
+    /// The channel to which the party is limited. Set only for a list member that names a channel.
     pub(super) channel: Option<String>,
-    /// Where it is named, for details: `recipients[0]`, `list "x"`.
+    /// The place where the party is named, for error details: `recipients[0]` or `list "x"`.
     pub(super) place: String,
 }
 
 impl Party {
-    /// What a detail calls its address: `recipients[0].phone`, or in other places `list "x": the phone`.
+    /// The name of the party's address in error details: `recipients[0].phone`, or `list "x": the phone` for a list
+    /// member.
     pub(super) fn field(&self, kind: &str) -> String {
         let separator = if self.place.starts_with("recipients[") { "." } else { ": the " };
         format!("{}{separator}{kind}", self.place)
@@ -227,7 +228,7 @@ impl<'a> Fan<'a> {
         facts.user_id = user.filter(|_| entry.is_some() || channel != IN_APP).map(str::to_owned);
         let fate = self.fate(party, channel, (recipient.as_ref(), known.as_ref()), entry, &facts);
         let mut added = Target::new(facts, fate);
-        // A parked target may be retried, and then goes by the same hours.
+        // Quiet hours are stored for a parked target, too, because they apply when an operator retries it.
         if !matches!(added.fate.ended(), Some(FinishedState::Skipped)) {
             self.keep_quiet(&mut added, known.as_ref());
         }

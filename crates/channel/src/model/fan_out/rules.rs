@@ -1,4 +1,4 @@
-//! What a template asks of each of its targets: a send key, a throttle, a digest.
+//! The rules of a template for each of its targets: the send key, the throttle and the digest.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::model::user::{comparable, kind_of_channel};
 use crate::model::{Digesting, Facts, Maker, Pacing, StoredNotification};
 use crate::template::FlatPayload;
 
-/// A notification, as far as the rules of its templates need it.
+/// The data of a notification that the rules of its templates read.
 #[derive(Clone, Copy)]
 pub(super) struct Rules<'a> {
     pub(super) note: &'a StoredNotification,
@@ -48,8 +48,9 @@ impl Rules<'_> {
         Uuid::from_slice(hash.get(..16)?).ok()
     }
 
-    /// What a throttle or a digest of the template does with a target. A resend was asked for, and a digest is not
-    /// collected once more.
+    /// The throttle and the digest that apply to a target. `None` if the template has neither. Also `None` for a
+    /// resend, because an operator requested that message, and for a digest, because a digest is not collected into
+    /// another digest.
     pub(super) fn pacing(&self, entry: &TemplateEntry, facts: &Facts) -> Option<Pacing> {
         if (entry.throttle.is_none() && entry.digest.is_none()) || self.maker != Maker::Application {
             return None;
@@ -77,8 +78,8 @@ impl Rules<'_> {
     }
 }
 
-/// To whom a delivery goes, as a recipient of another notification. An address of a channel that the product does not know
-/// cannot be named as a recipient.
+/// The recipient of a delivery, in a form that another notification can name. `None` for an address on a channel that
+/// Postcommit does not know, because such an address cannot be named as a recipient.
 pub(in crate::model) fn reached_recipient(facts: &Facts) -> Option<Recipient> {
     match (&facts.user_id, &facts.provider) {
         (Some(user), _) => Some(Recipient::user(user.as_str())),

@@ -7,7 +7,7 @@ use crate::model::Facts;
 use crate::model::expand::{Expansion, Fate, Target, implied, park};
 use crate::model::user::KnownUser;
 
-/// The code of a recipient whose channels the notification does not ask for.
+/// The code of a recipient that can be reached only on channels that the notification does not name.
 const OFF_CHANNELS: &str = "not_on_channels";
 /// The code of a recipient that is a user of whom nothing is stored.
 const UNKNOWN_USER: &str = "unknown_user";
@@ -15,8 +15,8 @@ const UNKNOWN_USER: &str = "unknown_user";
 const NAMED: usize = 5;
 
 impl Fan<'_> {
-    /// The end of a notification none of whose recipients has a channel: because of the channels that it names, or for
-    /// want of a template.
+    /// Parks a notification that reaches none of its recipients: it names other channels, or there is no template for
+    /// them.
     pub(super) fn nobody(&self, unreached: &[Target]) -> Expansion {
         let why = |target: &Target| match &target.fate {
             Fate::Ended { code: OFF_CHANNELS, detail, .. } => Some(detail.clone()),
@@ -88,7 +88,8 @@ pub(super) fn without_address(party: &Party, channel: &str, known: Option<&Known
         return skipped("no_address", format!("{user} has no address for {channel}"));
     }
     let id = party.recipient.value();
-    skipped(UNKNOWN_USER, format!("{user} {id:?} does not exist; create the user, then send it again"))
+    let detail = format!("{user} {id:?} does not exist; create the user, then enqueue a notification for this user");
+    skipped(UNKNOWN_USER, detail)
 }
 
 /// The first few texts, and how many more there are.

@@ -392,8 +392,8 @@ macro_rules! given {
     };
 }
 
-/// Inserts the names of the columns that a delivery keeps when it moves between the queue and the ledger, and what a retry
-/// changes.
+/// Inserts the columns that a delivery keeps when it moves between the queue and the ledger, and the lane and the
+/// template version that a retry sets.
 fn with_facts(sql: &str) -> String {
     let version = format!("CASE WHEN {UNSENT} THEN NULL ELSE gone.template_version END");
     let gone = names::<Facts>("gone.").replace("gone.template_version", &version);
@@ -401,10 +401,10 @@ fn with_facts(sql: &str) -> String {
     sql.replace("{facts}", &names::<Facts>("")).replace("{gone.facts}", &gone).replace("{lane}", &lane)
 }
 
-/// The condition that a delivery of a template was parked before anything was sent. Its retry goes through the expansion
-/// once more, where its throttle or digest decides, and is rendered by the template's present version
-/// (`queue/enter.rs`): the template may have been mended since. Any other delivery renders the same version in every
-/// attempt, and was counted.
+/// The condition that a delivery of a template was parked before anything was sent. Its retry goes through the
+/// expansion again, where its throttle or digest decides, and is rendered by the current version of the template
+/// (`queue/enter.rs`), because the template may have been corrected in the meantime. Any other delivery is rendered by
+/// the same version in every attempt, and its throttle has already counted it.
 const UNSENT: &str = "(gone.n > 0 AND gone.seq = 0 AND NOT gone.unclear AND gone.template IS NOT NULL)";
 
 /// Moves parked rows back to the queue in one statement. Two statements could see two versions of a row that another

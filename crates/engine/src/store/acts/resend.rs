@@ -352,7 +352,8 @@ impl Store {
     }
 }
 
-/// Returns the statement that notes on the copy's own row that it is one, and how it is rendered.
+/// Returns the statement that marks the copy's own row as a resend, and stores the template, version and language that
+/// render it.
 fn pinned(tenant: i32, id: Uuid, (pin, channel): &(PinnedText, String), own_key: &str) -> Statement {
     let sql = "UPDATE postcommit.delivery_queue
         SET channel = $3, template = $4, template_version = $5, language = $6, send_key = $7
@@ -387,8 +388,9 @@ fn text_of(of: Uuid, facts: &[Facts]) -> Result<PinnedText, NotAccepted> {
     Err(NotAccepted::invalid("template", problem))
 }
 
-/// Returns the recipients that a notification reached on the channel. There are none if the template gives the address
-/// again. It fails if the provider of one of them is gone or disabled.
+/// Returns the recipients that a notification reached on the channel. An address on a channel that Postcommit does not
+/// know cannot be named and is left out; if no recipient is left, the template renders the address again. Fails if the
+/// notification has no delivery on the channel, or if a recipient names a provider that is deleted or disabled.
 fn reached_before(
     note: &StoredNotification,
     wish: &Resend,
@@ -398,8 +400,10 @@ fn reached_before(
     let of = note.id;
     let recipients = recipients_of(note, facts);
     if facts.is_empty() {
-        let problem =
-            format!("no recipient of notification {of} can be reached on channel {:?} any more", wish.channel);
+        let problem = format!(
+            "no recipient of notification {of} can be reached on channel {:?} any more; name a recipient",
+            wish.channel
+        );
         return Err(NotAccepted::invalid("channel", problem));
     }
     for recipient in &recipients {
@@ -407,7 +411,10 @@ fn reached_before(
         if !providers.iter().any(|known| known.name == *provider && known.enabled) {
             return Err(NotAccepted::invalid(
                 "channel",
-                format!("notification {of} was sent over provider {provider:?}, which is deleted or disabled"),
+                format!(
+                    "notification {of} was sent over provider {provider:?}, which is deleted or disabled; create or \
+                     enable the provider, or name another recipient"
+                ),
             ));
         }
     }

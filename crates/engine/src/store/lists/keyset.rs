@@ -21,7 +21,7 @@ use crate::store::unreadable::legible;
 pub const EXAMINED: i64 = 20_000;
 
 /// A position in a list. Newer notifications come first, then higher tenant numbers, then lower target numbers. A page
-/// ends at a position: every match before it was returned.
+/// ends at a position: this page and the pages before it contain every match up to that position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
     /// The id of the notification.

@@ -76,7 +76,7 @@ impl KpiSettings {
 pub struct Kpis {
     /// When the KPIs were read, by the database's clock.
     pub at: Timestamp,
-    /// The number of seconds over which delivered and failed were counted.
+    /// The length in seconds of the period for which delivered and failed deliveries are counted.
     pub interval_s: u64,
     /// The number of seconds after its first due time when a delivery counts as stuck.
     pub stuck_after_s: u64,

@@ -1,6 +1,6 @@
-//! Moves deliveries that were routed again into the lanes of their providers. A delivery of a template that was parked before
-//! anything was sent, and is retried, has no version of its template yet. It is throttled and collected like a new target,
-//! and its version is the present one.
+//! Moves deliveries that were routed again into the lanes of their providers. A delivery of a template that was parked
+//! before anything was sent, and is retried, has no version of its template yet. It is throttled and collected like a
+//! new target, and gets the current version of its template.
 
 use postcommit_channel::model::{ErrorClass, Facts, Fate};
 use serde_json::{Value as Json, json};
@@ -12,8 +12,9 @@ use crate::db::columns::names;
 use crate::db::{Db, DbError, postgres};
 use crate::store::{Lease, Store};
 
-/// What changes in a row that enters a lane. A retried delivery gets the version by which it is rendered from now on. A worker
-/// that was lost with it has sent nothing, because the expansion does not send such rows.
+/// The columns that change in a row that enters a lane. A retried delivery of a template that has no version yet gets
+/// the current version of the template. Its `lost_since` is cleared: a worker that lost the lease has sent nothing,
+/// because the expansion does not send such rows.
 const ENTERED: &str = "lease_token = NULL, lease_until = NULL,
       lost_since = CASE WHEN q.template IS NOT NULL AND q.template_version IS NULL THEN NULL ELSE q.lost_since END,
       template_version = CASE WHEN q.template IS NULL THEN q.template_version

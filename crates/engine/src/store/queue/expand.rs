@@ -64,6 +64,15 @@ arrays! {
         not_before: postgres::Time,
     }
 }
+arrays! {
+    /// The only target of a notification, without its facts.
+    struct Only, OnlyArrays {
+        tenant: i32,
+        notification_id: Uuid,
+        token: Uuid,
+        lane: i32,
+    }
+}
 /// The columns that identify the notification's row. All other columns belong to the target.
 const OF_NOTIFICATION: &str = "tenant, notification_id, token";
 
@@ -84,12 +93,39 @@ pub(in crate::store) static EXPAND_HELD_POSTGRES: LazyLock<String> =
 pub(in crate::store) static EXPAND_PART_POSTGRES: LazyLock<String> =
     LazyLock::new(|| expand_postgres(STAY, true, false));
 
+/// Expands notifications with one target each, none of which has a send key, an earliest send time or an end. The
+/// notification's row becomes the row of the target, which takes half of the time of a new row.
+pub(in crate::store) static EXPAND_ONLY_POSTGRES: LazyLock<String> =
+    LazyLock::new(|| only_postgres("lease_token = NULL, lease_until = NULL, leased_at = NULL"));
+/// Expands like [`EXPAND_ONLY_POSTGRES`], for targets that are sent immediately. Their rows keep the lease.
+pub(in crate::store) static EXPAND_ONLY_HELD_POSTGRES: LazyLock<String> =
+    LazyLock::new(|| only_postgres("lease_token = q.lease_token"));
+
 const LEAVE: &str = "DELETE FROM postcommit.delivery_queue q USING given g";
 /// Keeps the notification's row for the next part. Each part resets the count of lost leases, because a large expansion
 /// may lose several workers.
 const STAY: &str = "UPDATE postcommit.delivery_queue q
             SET lease_token = NULL, lease_until = NULL, lost_since = NULL, losses = 0
             FROM given g";
+
+/// The statement for notifications with one target each. Columns that a new row would not have get their defaults.
+fn only_postgres(lease: &str) -> String {
+    let columns = [OnlyArrays::COLUMNS, FactArrays::COLUMNS].concat();
+    let facts: Vec<String> = FactArrays::COLUMNS.iter().map(|(name, _)| format!("{name} = g.{name}")).collect();
+    format!(
+        "WITH moved AS (
+          UPDATE postcommit.delivery_queue q
+          SET n = 1, lane = g.lane, {facts}, {lease}, intent = NULL, lost_since = NULL, losses = 0, attempts = 0, seq = 0,
+            first_try_at = NULL, unclear = false, code = NULL, detail = NULL, error_class = NULL
+          FROM {given}
+          WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.notification_id AND q.n = 0 AND q.lease_token = g.token
+          RETURNING q.notification_id
+        )
+        SELECT count(*), ARRAY[]::int[], ARRAY[]::uuid[], ARRAY[]::int[], coalesce(array_agg(notification_id), '{{}}') FROM moved",
+        facts = facts.join(", "),
+        given = unnest(&columns),
+    )
+}
 
 fn expand_postgres(leave: &str, once: bool, held: bool) -> String {
     let lease = if held { "lease_token, lease_until, leased_at, " } else { "" };
@@ -206,9 +242,7 @@ impl Store {
                         let has_key = |target: &Target| target.once.is_some() || target.not_before.is_some();
                         let has_keys = batch.iter().flat_map(|one| &one.targets).any(has_key);
                         let sql = if has_keys { &EXPAND_ONCE_POSTGRES } else { &EXPAND_POSTGRES };
-                        let statement = client.prepare_cached(sql).await.map_err(postgres::refused)?;
-                        let told = Told::of(&batch, has_keys);
-                        written(&client.query_one(&statement, &told.parameters()).await.map_err(postgres::refused)?)
+                        written(&replace(&client, (&EXPAND_ONLY_POSTGRES, sql), &batch, has_keys).await?)
                     }
                 }
             }
@@ -242,9 +276,7 @@ impl Store {
         let done = match &self.db {
             Db::Postgres(db) => {
                 let client = db.hot().await?;
-                let statement = client.prepare_cached(&EXPAND_HELD_POSTGRES).await.map_err(postgres::refused)?;
-                let told = Told::of(&batch, true);
-                let row = client.query_one(&statement, &told.parameters()).await.map_err(postgres::refused)?;
+                let row = replace(&client, (&EXPAND_ONLY_HELD_POSTGRES, &EXPAND_HELD_POSTGRES), &batch, true).await?;
                 (written(&row), row.get::<_, Vec<Uuid>>(4).into_iter().collect())
             }
             Db::Sqlite(db) => {
@@ -269,6 +301,31 @@ impl Store {
     }
 }
 
+/// Replaces the rows of a batch. The first statement is for a batch of notifications with one target each, the second
+/// for any other batch.
+async fn replace(
+    client: &Client,
+    (only, any): (&str, &str),
+    batch: &[Expanded],
+    has_keys: bool,
+) -> Result<tokio_postgres::Row, DbError> {
+    let lanes: Option<Vec<i32>> = batch.iter().map(only_lane).collect();
+    let (sql, told) = match lanes {
+        Some(lanes) => (only, Told::only(batch, &lanes)),
+        None => (any, Told::of(batch, has_keys)),
+    };
+    let statement = client.prepare_cached(sql).await.map_err(postgres::refused)?;
+    client.query_one(&statement, &told.parameters()).await.map_err(postgres::refused)
+}
+
+/// Returns the lane of the only target, if the notification's row can become its row.
+fn only_lane(one: &Expanded) -> Option<i32> {
+    match (&one.targets[..], one.first, one.is_retried()) {
+        ([Target { fate: Fate::Lane(lane), once: None, not_before: None, pacing: None, .. }], 1, false) => Some(*lane),
+        _ => None,
+    }
+}
+
 /// Writes a batch that has throttled or collected targets, in one transaction.
 async fn expand_paced(client: &mut Client, sql: &PacingSql, mut batch: Vec<Expanded>) -> Result<Written, DbError> {
     let statement = client.prepare_cached(&EXPAND_ONCE_POSTGRES).await.map_err(postgres::refused)?;
@@ -283,7 +340,7 @@ async fn expand_paced(client: &mut Client, sql: &PacingSql, mut batch: Vec<Expan
 
 /// The parameters of the statement that writes an expansion on PostgreSQL.
 pub(in crate::store) struct Told<'a> {
-    given: GivenArrays<'a>,
+    given: Whose<'a>,
     facts: FactArrays<'a>,
     keys: Option<OnceArrays>,
 }
@@ -293,16 +350,43 @@ impl<'a> Told<'a> {
         let targets =
             || batch.iter().flat_map(|one| (one.first..).zip(&one.targets).map(|(n, target)| (one.lease, n, target)));
         Self {
-            given: targets().map(|(lease, n, target)| given(lease, n, target)).collect(),
+            given: Whose::Targets(targets().map(|(lease, n, target)| given(lease, n, target)).collect()),
             facts: targets().map(|(_, _, target)| (&target.facts).into()).collect(),
             keys: has_keys.then(|| targets().map(|(_, _, target)| once(target)).collect()),
         }
     }
 
+    /// The parameters for notifications with one target each. `lanes` are the lanes of the targets.
+    fn only(batch: &'a [Expanded], lanes: &[i32]) -> Self {
+        let only = |(one, lane): (&Expanded, &i32)| Only {
+            tenant: one.lease.key.tenant,
+            notification_id: one.lease.key.notification,
+            token: one.lease.token,
+            lane: *lane,
+        };
+        Self {
+            given: Whose::Only(batch.iter().zip(lanes).map(only).collect()),
+            facts: batch.iter().flat_map(|one| &one.targets).map(|target| (&target.facts).into()).collect(),
+            keys: None,
+        }
+    }
+
     pub(in crate::store) fn parameters(&self) -> Vec<&(dyn ToSql + Sync)> {
         let keys = self.keys.as_ref().map(OnceArrays::parameters).unwrap_or_default();
-        [self.given.parameters(), self.facts.parameters(), keys].concat()
+        let given = match &self.given {
+            Whose::Targets(given) => given.parameters(),
+            Whose::Only(given) => given.parameters(),
+        };
+        [given, self.facts.parameters(), keys].concat()
     }
+}
+
+/// The parameters of the targets, without their facts.
+enum Whose<'a> {
+    /// The targets of notifications with any number of them.
+    Targets(GivenArrays<'a>),
+    /// The only target of each notification.
+    Only(OnlyArrays),
 }
 
 pub(in crate::store) fn written(row: &tokio_postgres::Row) -> Written {

@@ -216,9 +216,8 @@ impl Store {
         }
     }
 
-    /// Returns permits that were taken at `taken_at` and not used. The bucket has refilled since then, and that many
-    /// permits are not returned. Otherwise more than a burst could be sent together, because the bucket may have been
-    /// full.
+    /// Gives back the unused permits that were taken at `taken_at`, minus the permits that the bucket has refilled
+    /// since then. Otherwise more than a burst could be sent together, because the bucket may have been full.
     pub async fn give_back_permits(&self, lane: i32, permits: usize, taken_at: Timestamp) -> Result<(), DbError> {
         let sql = match &self.db {
             Db::Postgres(_) => GIVE_BACK_POSTGRES,

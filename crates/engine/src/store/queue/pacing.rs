@@ -274,8 +274,9 @@ impl<'a, S: Session> Pacer<'a, S> {
             "due_at": self.now.plus(digesting.window),
             "source": {"rule": format!("digest of template {}", facts.template.as_deref().unwrap_or_default())},
         });
-        let request = NotificationRequest::read(&said.to_string(), &digesting.tenant_name)
-            .map_err(|problem| DbError::Unreadable(format!("a digest cannot be enqueued: {problem}")))?;
+        let request = NotificationRequest::read(&said.to_string(), &digesting.tenant_name).map_err(|problem| {
+            DbError::Unreadable(format!("a digest cannot be enqueued: {problem}; report it as a bug"))
+        })?;
         let Accepted { id, duplicate, .. } = self.session.enqueue(&request).await?;
         if duplicate {
             // Nothing is written, and the expansion is repeated.

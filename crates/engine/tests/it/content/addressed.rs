@@ -103,7 +103,7 @@ on_both! {
         expected.push(outcome("email", "sent", ""));
         assert_eq!(world.outcomes(id).await, expected);
         let said = world.deliveries(id).await[3].last_error.clone();
-        let why = "recipients[1].user \"stranger\" does not exist; create the user, then send it again";
+        let why = "recipients[1].user \"stranger\" does not exist; create the user, then enqueue a notification for this user";
         assert_eq!(said.as_deref(), Some(why));
     }
 

@@ -51,7 +51,7 @@ pub struct Following {
     #[param(minimum = 0)]
     after: Option<i64>,
     /// A user token, for `EventSource`, which cannot send headers. Only this route accepts it.
-    #[allow(dead_code, reason = "whoever follows is known by then; this describes it")]
+    #[allow(dead_code, reason = "only describes the parameter for OpenAPI; `Follower` reads it from the query")]
     token: Option<String>,
 }
 

@@ -94,8 +94,8 @@ fn noted(refusal: Problem) -> Problem {
     refusal
 }
 
-/// The user of a token, unless the tenant is suspended. Invalid tokens are counted like invalid keys. An expired token
-/// is not counted.
+/// Returns the user of a token. Refuses the token if its tenant is suspended. An invalid token counts as a failed
+/// sign-in of the address `from`, like an invalid key. An expired token does not count.
 async fn admitted(app: &AppState, token: &str, from: Option<IpAddr>) -> Result<Bearer, Problem> {
     let guessed = || app.auth.failed(from, refused(TokenError::Bad));
     let bearer = user_token::verify(&app.store, token).await.map_err(|error| match error {

@@ -47,7 +47,7 @@ impl Dialect<'_> {
     /// The condition that a row belongs to the given tenant.
     pub(in crate::store) fn tenant(&self, table: &str) -> String {
         match self.is_postgres() {
-            // By an array, so that the planner keeps to the primary key (tests/it/planner.rs).
+            // The tenant is compared with an array, so that the planner uses the primary key (tests/it/planner.rs).
             true => format!("{table}.tenant = ANY (ARRAY[g.tenant])"),
             false => format!("{table}.tenant = g.tenant"),
         }
@@ -169,6 +169,7 @@ impl Store {
     }
 }
 
-/// Notes on a digest's own row that it is one, and by which template it is rendered, as `acts/resend.rs` does for a copy.
+/// Marks a digest's own row as a digest, and stores the template that renders it. `acts/resend.rs` marks the own row of
+/// a resend in this way.
 const PIN: &str = "channel = g.channel, template = g.template, template_version = g.version, language = g.language,
     send_key = g.send_key";
