@@ -10,7 +10,7 @@ use crate::render;
 /// The body that the webhook driver builds for a notification.
 pub fn render(note: &StoredNotification) -> Bytes {
     let facts = Facts::new("webhook", "https://hooks.example.com/booking");
-    webhook::body(facts.channel(), &render::render(note, &facts), RawEvent::from(note))
+    webhook::body((facts.channel(), facts.target()), &render::render(note, &facts), RawEvent::from(note))
 }
 
 /// The report for an HTTP answer.

@@ -218,7 +218,7 @@ impl Driver for Webhook {
                 Ok(url) => url,
                 Err(problem) => return Report::from(Outcome::refused("bad_url")).because(problem),
             };
-            let body = body(message.channel, &message.content, message.raw_event);
+            let body = body((message.channel, message.target), &message.content, message.raw_event);
             let headers = match self.headers(&message, &body) {
                 Some(headers) => headers,
                 None => return Outcome::refused("bad_header").into(),
@@ -347,11 +347,30 @@ struct Body<'a> {
     schema_version: Option<i32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     webhook: Option<&'a RawValue>,
+    /// On a channel other than `webhook` the receiver sends the message on to a person, and needs all of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<Forwarded<'a>>,
+}
+
+/// A message that the receiver of a webhook sends on, e.g. as a mail.
+#[derive(Serialize)]
+struct Forwarded<'a> {
+    channel: &'a str,
+    /// The address of the recipient.
+    to: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    subject: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    html: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<&'a RawValue>,
 }
 
 /// Builds the body. It is byte for byte the same on every attempt, because nothing in it depends on the time or the
 /// number of the attempt.
-pub(crate) fn body(channel: &str, content: &Content, event: RawEvent<'_>) -> Bytes {
+pub(crate) fn body((channel, target): (&str, &str), content: &Content, event: RawEvent<'_>) -> Bytes {
     // A provider of this driver may serve a channel with another name. Its receivers still get the part for `webhook`.
     let of_webhook = if channel == CHANNEL { None } else { event.data.and_then(|data| data_for(CHANNEL, data)) };
     let body = Body {
@@ -369,6 +388,14 @@ pub(crate) fn body(channel: &str, content: &Content, event: RawEvent<'_>) -> Byt
         correlation_id: event.correlation_id,
         schema_version: event.schema_version,
         webhook: if channel == CHANNEL { content.data.as_deref() } else { of_webhook.as_deref() },
+        message: (channel != CHANNEL).then(|| Forwarded {
+            channel,
+            to: target,
+            subject: content.subject.as_deref(),
+            text: content.text.as_deref(),
+            html: content.html.as_deref(),
+            data: content.data.as_deref(),
+        }),
     };
     serde_json::to_vec(&body).unwrap_or_default().into()
 }

@@ -111,7 +111,43 @@ pub(super) fn pieces(source: &str) -> Result<Vec<Piece<'_>>, Fault> {
     if at < source.len() {
         all.push(Piece::Text(&source[at..]));
     }
+    keep_lines(&mut all);
     Ok(all)
+}
+
+/// Keeps the space and the line end around a block tag or a comment that shares its line with something else. The engine
+/// would remove them around every tag, but only a line that holds nothing but tags is to leave no line behind.
+fn keep_lines(all: &mut [Piece<'_>]) {
+    let is_mute = |piece: &Piece<'_>| matches!(piece, Piece::Block(_) | Piece::Comment { .. });
+    // Whether the rest of the line holds something else. `None`: this piece does not tell.
+    let tells = |piece: &Piece<'_>, part: fn(&str) -> &str| match piece {
+        Piece::Text(text) if !part(text).trim_matches([' ', '\t', '\r']).is_empty() => Some(true),
+        Piece::Text(text) => text.contains('\n').then_some(false),
+        mute if is_mute(mute) => None,
+        _ => Some(true),
+    };
+    let shares = |all: &[Piece<'_>], place: usize| {
+        all[..place].iter().rev().find_map(|piece| tells(piece, last_line)).unwrap_or(false)
+            || all[place + 1..].iter().find_map(|piece| tells(piece, first_line)).unwrap_or(false)
+    };
+    for place in 0..all.len() {
+        if !is_mute(&all[place]) || !shares(all, place) {
+            continue;
+        }
+        if let Piece::Block(Tag { left, right, .. }) | Piece::Comment { left, right } = &mut all[place] {
+            for mark in [left, right].into_iter().filter(|mark| mark.is_empty()) {
+                *mark = "+";
+            }
+        }
+    }
+}
+
+fn first_line(text: &str) -> &str {
+    text.split('\n').next().unwrap_or_default()
+}
+
+fn last_line(text: &str) -> &str {
+    text.rsplit('\n').next().unwrap_or_default()
 }
 
 fn opener(source: &str, from: usize) -> Option<usize> {
@@ -262,8 +298,8 @@ mod tests {
                 "text , ",
                 "--tag if a >= -1.5",
                 "text  ",
-                "comment",
-                "tag endif"
+                "++comment",
+                "++tag endif"
             ]
         );
         assert_eq!(words("{% raw %}{{ x }} {% if %}{% endraw %}!"), ["raw {{ x }} {% if %}", "text !"]);

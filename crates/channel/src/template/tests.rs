@@ -185,6 +185,11 @@ fn loops_conditions_and_texts() {
         ("{% if nick is undefined and name is text and items is list %}yes{% endif %}", "yes"),
         ("{# no #}{% raw %}{{ x }} {%{% endraw %}{{ '{' }}{", "{{ x }} {%{{"),
         ("a\n{% if vip %}\nb\n{% endif %}\nc {{- ' d' }}", "a\nb\nc d"),
+        // Only a line that holds nothing but tags leaves no line behind.
+        ("end {% if vip %}yes{% endif %}\nlast", "end yes\nlast"),
+        ("two:{% for x in tags %}\n- {{ x }}{% endfor %}\n.", "two:\n- a\n- b\n."),
+        ("  {% if vip %}{# why #}\n  b\n  {% endif %}\n  c {% if vip %} d\n{% endif %}", "  b\n  c  d\n"),
+        ("{{ nick }} {% if vip %}\nx{% endif %}\n", " \nx\n"),
         ("{{ title }} {{ notification.eventType }}", "The title booking.confirmed"),
         ("{{ vip }} {{ nick == 'x' }} {{ nick < 3 }}", "true false false"),
     ] {

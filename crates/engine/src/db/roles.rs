@@ -218,7 +218,8 @@ pub(super) async fn separate(transaction: &Transaction<'_>, installation: Instal
         return Err(DbError::Refused {
             code: "roles".into(),
             message: format!(
-                "this login may not create roles, and nothing was changed. Run as a login that may create roles: \
+                "this login may not create roles, so no role and no grant was made; the schema itself is up to date. Run as a \
+                 login that may create roles: \
                  {asked}; then run `postcommit migrate --roles` again"
             ),
         });

@@ -244,6 +244,10 @@ impl World {
                 "CREATE TRIGGER watch_rows AFTER INSERT ON postcommit.delivery_queue \
                     FOR EACH ROW WHEN (NEW.n > 0) \
                     EXECUTE FUNCTION postcommit.watch('row ')",
+                // The row of a notification with one target becomes the target's before an attempt, instead of a new one.
+                "CREATE TRIGGER watch_updates AFTER UPDATE ON postcommit.delivery_queue \
+                    FOR EACH ROW WHEN (OLD.n = 0 AND NEW.n > 0 AND NEW.seq = 0) \
+                    EXECUTE FUNCTION postcommit.watch('row ')",
                 "CREATE TRIGGER watch_intents AFTER UPDATE ON postcommit.delivery_queue \
                     FOR EACH ROW WHEN (NEW.intent IS NOT NULL) \
                     EXECUTE FUNCTION postcommit.watch('intent ')",

@@ -48,6 +48,24 @@ async fn after_one(
 }
 
 on_both! {
+    async fn a_webhook_on_another_channel_carries_the_recipient_and_the_message(world) {
+        let server = HttpServer::start(|_| Reply::ok());
+        let bridge = ProviderDraft {
+            channel: "email".into(),
+            ..world.draft("bridge", "webhook", json!({"url": server.url("/")}))
+        };
+        world.provider(bridge).await;
+        let more = json!({"recipients": [{"email": "ann@example.com"}, {"email": "bob@example.com"}], "title": "Hi", "body": "See you"});
+        world.enqueue("booking.confirmed", more).await;
+        world.pass().await;
+        world.pass().await;
+        let body = |request: &Request| serde_json::from_slice::<serde_json::Value>(&request.body).unwrap();
+        let mut messages: Vec<_> = server.wait_for(2).await.iter().map(|request| body(request)["message"].clone()).collect();
+        messages.sort_by_key(|message| message["to"].to_string());
+        let message = |to: &str| json!({"channel": "email", "to": to, "subject": "Hi", "text": "See you"});
+        assert_eq!(messages, [message("ann@example.com"), message("bob@example.com")]);
+    }
+
     async fn a9_the_receiver_sees_the_same_key_on_every_attempt(world) {
         hooks(&world, Guarantee::Idempotent).await;
         let server = HttpServer::start(|request| if request.n < 3 { Reply::status(500) } else { Reply::ok() });

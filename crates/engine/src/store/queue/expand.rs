@@ -108,17 +108,18 @@ const STAY: &str = "UPDATE postcommit.delivery_queue q
             SET lease_token = NULL, lease_until = NULL, lost_since = NULL, losses = 0
             FROM given g";
 
-/// The statement for notifications with one target each. Columns that a new row would not have get their defaults.
+/// The statement for notifications with one target each. Columns that a new row would not have get their defaults. The
+/// number of the own row is a column of `given`: with a constant, the planner may walk all own rows.
 fn only_postgres(lease: &str) -> String {
     let columns = [OnlyArrays::COLUMNS, FactArrays::COLUMNS].concat();
     let facts: Vec<String> = FactArrays::COLUMNS.iter().map(|(name, _)| format!("{name} = g.{name}")).collect();
     format!(
-        "WITH moved AS (
+        "WITH given AS MATERIALIZED (SELECT *, 0 AS n FROM {given}), moved AS (
           UPDATE postcommit.delivery_queue q
           SET n = 1, lane = g.lane, {facts}, {lease}, intent = NULL, lost_since = NULL, losses = 0, attempts = 0, seq = 0,
             first_try_at = NULL, unclear = false, code = NULL, detail = NULL, error_class = NULL
-          FROM {given}
-          WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.notification_id AND q.n = 0 AND q.lease_token = g.token
+          FROM given g
+          WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
           RETURNING q.notification_id
         )
         SELECT count(*), ARRAY[]::int[], ARRAY[]::uuid[], ARRAY[]::int[], coalesce(array_agg(notification_id), '{{}}') FROM moved",

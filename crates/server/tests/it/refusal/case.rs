@@ -44,7 +44,15 @@ const fn of_lane(step: Step) -> Step {
 /// All steps, in the order of the flow.
 pub static STEPS: [Step; 14] = [
     step("claim", &[QUEUE.when("OLD.lease_token IS NULL AND NEW.lease_token IS NOT NULL")], Answer::Taken),
-    step("expand", &[RefusedWrite::of("INSERT", "delivery_queue").when("NEW.n > 0")], Answer::Taken),
+    step(
+        "expand",
+        &[
+            RefusedWrite::of("INSERT", "delivery_queue").when("NEW.n > 0"),
+            // On PostgreSQL the row of a notification with one target becomes the target's.
+            RefusedWrite::of("UPDATE", "delivery_queue").when("OLD.n = 0 AND NEW.n > 0 AND NEW.seq = 0"),
+        ],
+        Answer::Taken,
+    ),
     step("announce", &[QUEUE.when("OLD.intent IS NULL AND NEW.intent IS NOT NULL")], Answer::Taken),
     step("settle", &[LEDGER], Answer::Taken),
     step("settle again", &[QUEUE.when("OLD.lease_token IS NOT NULL AND NEW.lease_token IS NULL")], Answer::Later),
