@@ -270,7 +270,8 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
                 let act = state.act(connection, ".");
                 if matches!(act, SmtpAct::Usual | SmtpAct::Hold) {
                     let (sender, recipients) = (sender.clone(), recipients.clone());
-                    let mail = ReceivedMail { sender, recipients, wire, is_encrypted, credentials: credentials.clone() };
+                    let mail =
+                        ReceivedMail { sender, recipients, wire, is_encrypted, credentials: credentials.clone() };
                     let held = act == SmtpAct::Hold;
                     if held {
                         wait_for_release(state).await;

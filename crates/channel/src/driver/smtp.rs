@@ -236,9 +236,8 @@ impl Smtp {
         let Failed { step, cause } = match result {
             Ok(reply) => {
                 let mut report = Report::from(Outcome::Sent);
-                let text = clean(&reply.text());
-                report.evidence.provider_ref = Some(text.chars().take(REFERENCE_CHARS).collect::<String>());
-                report.evidence.provider_ref = report.evidence.provider_ref.filter(|text| !text.is_empty());
+                let text: String = clean(&reply.text()).chars().take(REFERENCE_CHARS).collect();
+                report.evidence.provider_ref = Some(text).filter(|text| !text.is_empty());
                 return report;
             }
             Err(failed) => failed,
@@ -251,7 +250,8 @@ impl Smtp {
             Cause::NotConnected(failure) => Report::from(Outcome::deferred(failure.code)).because(failure.detail),
             Cause::Refused(reply) => {
                 let (outcome, class) = refusal(step, &reply);
-                let detail = format!("the mail server refused {}: {} {}", step.name(), reply.code, clean(&reply.text()));
+                let detail =
+                    format!("the mail server refused {}: {} {}", step.name(), reply.code, clean(&reply.text()));
                 Report { class: Some(class), ..Report::from(outcome).because(detail) }
             }
             Cause::Broken { code, detail } => {

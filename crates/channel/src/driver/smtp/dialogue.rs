@@ -109,8 +109,7 @@ impl Dialogue {
         self.messages += 1;
         let wire = dot_stuffed(&mail.bytes);
         let parameters = self.parameters(mail, wire.len())?;
-        let reply =
-            self.command(Step::MailFrom, &format!("MAIL FROM:<{}>{parameters}", mail.sender), deadline).await?;
+        let reply = self.command(Step::MailFrom, &format!("MAIL FROM:<{}>{parameters}", mail.sender), deadline).await?;
         accepted(Step::MailFrom, reply, 250)?;
         let reply = self.command(Step::RcptTo, &format!("RCPT TO:<{}>", mail.recipient), deadline).await?;
         accepted(Step::RcptTo, reply, 250)?;

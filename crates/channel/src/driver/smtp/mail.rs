@@ -15,6 +15,9 @@ use crate::render::Content;
 /// The longest subject that is made from the first line of the text, in characters.
 const SUBJECT_CHARS: usize = 78;
 
+/// The longest word of a subject, in bytes. A header is folded between words, and a line of a mail has at most 998.
+const WORD_BYTES: usize = 900;
+
 /// A mail as it is sent: the addresses of the envelope and the bytes.
 #[derive(Debug)]
 pub(super) struct Mail {
@@ -69,6 +72,14 @@ pub(super) fn build(sender: &Sender, message: &Message<'_>) -> Result<Mail, Refu
     let id = message.key.provider_key();
     let subject = subject(&message.content);
     check::one_line(&subject).map_err(|problem| ("bad_header", format!("the subject {problem}")))?;
+    let subject = subject.split_whitespace().collect::<Vec<_>>().join(" ");
+    if let Some(word) = subject.split_whitespace().find(|word| word.len() > WORD_BYTES) {
+        let bytes = word.len();
+        return Err((
+            "bad_header",
+            format!("the subject has a word of {bytes} bytes; at most {WORD_BYTES} are allowed"),
+        ));
+    }
     let micros = u64::try_from(message.raw_event.created_at.as_micros()).unwrap_or(0);
     let mut builder = lettre::Message::builder()
         .from(sender.from.clone())
@@ -119,9 +130,9 @@ fn text(content: &Content) -> String {
 }
 
 /// Ends every line with CR LF, also one that ended with a CR or LF alone. Servers disagree about such lines, which has
-/// allowed one mail to pass for two.
-pub(super) fn with_crlf(text: &str) -> String {
-    text.replace("\r\n", "\n").replace('\r', "\n").replace('\n', "\r\n")
+/// allowed one mail to pass for two. NUL, which no mail may contain, is left out.
+fn with_crlf(text: &str) -> String {
+    text.replace('\0', "").replace("\r\n", "\n").replace('\r', "\n").replace('\n', "\r\n")
 }
 
 /// The bytes of the mail as they are written after DATA, without the final dot: a dot at the beginning of a line is

@@ -64,9 +64,8 @@ impl Reply {
         let word = self.lines.first()?.split_whitespace().next()?;
         let mut numbers = word.split('.').map(|part| part.parse::<u16>().ok().filter(|_| part.len() <= 3));
         let code = [numbers.next()??, numbers.next()??, numbers.next()??];
-        (numbers.next().is_none() && u16::from(code[0] == 2 || code[0] == 4 || code[0] == 5) == 1
-            && code[0] == self.code / 100)
-            .then_some(code)
+        let fits = numbers.next().is_none() && [2, 4, 5].contains(&code[0]) && code[0] == self.code / 100;
+        fits.then_some(code)
     }
 }
 
@@ -187,7 +186,9 @@ mod tests {
 
     #[test]
     fn nonsense_is_no_reply() {
-        for text in ["hello\r\n", "99 x\r\n", "1234\r\n", "250_x\r\n", "250-a\r\n251 b\r\n", "\r\n", "700 x\r\n", "é50 x\r\n"] {
+        for text in
+            ["hello\r\n", "99 x\r\n", "1234\r\n", "250_x\r\n", "250-a\r\n251 b\r\n", "\r\n", "700 x\r\n", "é50 x\r\n"]
+        {
             assert!(reply(text).is_err(), "{text:?}");
         }
         assert!(reply(&"x".repeat(10_000)).is_err());
