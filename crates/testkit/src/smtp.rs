@@ -46,6 +46,13 @@ pub enum SmtpAct {
     Hold,
 }
 
+impl SmtpAct {
+    /// Whether the server does, perhaps later, what a good server does.
+    fn is_usual(&self) -> bool {
+        matches!(self, Self::Usual | Self::Hold)
+    }
+}
+
 /// A mail that the server has accepted with 250.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReceivedMail {
@@ -96,6 +103,7 @@ struct State {
     tls: SmtpTls,
     heard: Mutex<Vec<Heard>>,
     mails: Mutex<Vec<ReceivedMail>>,
+    contents: Mutex<Vec<Vec<u8>>>,
     accepted: watch::Sender<usize>,
     told: watch::Sender<usize>,
     released: watch::Sender<bool>,
@@ -116,6 +124,7 @@ impl SmtpServer {
             tls,
             heard: Mutex::default(),
             mails: Mutex::default(),
+            contents: Mutex::default(),
             accepted: watch::Sender::new(0),
             told: watch::Sender::new(0),
             released: watch::Sender::new(false),
@@ -132,6 +141,11 @@ impl SmtpServer {
     /// The accepted mails so far.
     pub fn mails(&self) -> Vec<ReceivedMail> {
         self.state.mails.lock().expect("mails").clone()
+    }
+
+    /// The bytes before each final dot so far, as they came, whether the server accepted the mail or not.
+    pub fn contents(&self) -> Vec<Vec<u8>> {
+        self.state.contents.lock().expect("contents").clone()
     }
 
     /// Everything that clients have said so far.
@@ -232,65 +246,78 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
     state: &State,
     (greets, is_encrypted): (bool, bool),
 ) -> io::Result<Option<BufReader<S>>> {
-    let (mut sender, mut recipients, mut credentials) = (String::new(), vec![], None);
+    let mut mail =
+        ReceivedMail { sender: String::new(), recipients: vec![], wire: vec![], is_encrypted, credentials: None };
     if greets && !say(&mut stream, state, state.act(connection, "connect"), "220 test.example ESMTP").await? {
         return Ok(None);
     }
     loop {
         let Some(line) = line(&mut stream).await? else { return Ok(None) };
         let act = state.act(connection, &line);
-        let argument = line.split_once(' ').map_or("", |(_, argument)| argument).to_owned();
-        let is_usual = matches!(act, SmtpAct::Usual | SmtpAct::Hold);
-        let usual = match (Heard { connection, line, before: 0 }).verb().as_str() {
-            "EHLO" => ehlo(state, is_encrypted),
-            "STARTTLS" => "220 go ahead".to_owned(),
-            "AUTH" if is_usual => {
-                credentials = Some(argument);
-                "235 2.7.0 welcome".to_owned()
-            }
-            "MAIL" if is_usual => {
-                (sender, recipients) = (argument, vec![]);
-                "250 2.1.0 sender ok".to_owned()
-            }
-            "RCPT" if is_usual => {
-                recipients.push(argument);
-                "250 2.1.5 recipient ok".to_owned()
-            }
-            "DATA" => "354 go ahead".to_owned(),
-            "QUIT" => "221 bye".to_owned(),
-            _ => "250 ok".to_owned(),
-        };
+        let is_usual = act.is_usual();
+        let usual = usual(state, &mut mail, &Heard { connection, line, before: 0 }, is_usual);
         if !say(&mut stream, state, act, &usual).await? || usual.starts_with("221") {
             return Ok(None);
         }
         match usual.as_str() {
             "220 go ahead" if is_usual => return Ok(Some(stream)),
-            "354 go ahead" if is_usual => {
-                let wire = content(&mut stream).await?;
-                let act = state.act(connection, ".");
-                if matches!(act, SmtpAct::Usual | SmtpAct::Hold) {
-                    let (sender, recipients) = (sender.clone(), recipients.clone());
-                    let mail =
-                        ReceivedMail { sender, recipients, wire, is_encrypted, credentials: credentials.clone() };
-                    let held = act == SmtpAct::Hold;
-                    if held {
-                        wait_for_release(state).await;
-                    }
-                    let count = {
-                        let mut mails = state.mails.lock().expect("mails");
-                        mails.push(mail);
-                        mails.len()
-                    };
-                    stream.get_mut().write_all(format!("250 2.0.0 queued as T{count}\r\n").as_bytes()).await?;
-                    stream.get_mut().flush().await?;
-                    state.accepted.send_replace(count);
-                } else if !say(&mut stream, state, act, "").await? {
-                    return Ok(None);
-                }
+            "354 go ahead" if is_usual && !receive(&mut stream, connection, state, &mut mail).await? => {
+                return Ok(None);
             }
             _ => {}
         }
     }
+}
+
+/// What a good server answers. A command that is refused instead leaves no trace in the mail.
+fn usual(state: &State, mail: &mut ReceivedMail, heard: &Heard, is_usual: bool) -> String {
+    let argument = heard.line.split_once(' ').map_or("", |(_, argument)| argument).to_owned();
+    match heard.verb().as_str() {
+        "EHLO" => return ehlo(state, mail.is_encrypted),
+        "STARTTLS" => "220 go ahead",
+        "AUTH" if is_usual => {
+            mail.credentials = Some(argument);
+            "235 2.7.0 welcome"
+        }
+        "MAIL" if is_usual => {
+            (mail.sender, mail.recipients) = (argument, vec![]);
+            "250 2.1.0 sender ok"
+        }
+        "RCPT" if is_usual => {
+            mail.recipients.push(argument);
+            "250 2.1.5 recipient ok"
+        }
+        "DATA" => "354 go ahead",
+        "QUIT" => "221 bye",
+        _ => "250 ok",
+    }
+    .to_owned()
+}
+
+/// Receives the content of a mail and answers. Returns whether the dialogue goes on.
+async fn receive<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut BufReader<S>,
+    connection: usize,
+    state: &State,
+    mail: &mut ReceivedMail,
+) -> io::Result<bool> {
+    mail.wire = content(stream).await?;
+    state.contents.lock().expect("contents").push(mail.wire.clone());
+    let act = state.act(connection, ".");
+    if !act.is_usual() {
+        return say(stream, state, act, "").await;
+    }
+    if act == SmtpAct::Hold {
+        wait_for_release(state).await;
+    }
+    let count = {
+        let mut mails = state.mails.lock().expect("mails");
+        mails.push(mail.clone());
+        mails.len()
+    };
+    let goes_on = say(stream, state, SmtpAct::Usual, &format!("250 2.0.0 queued as T{count}")).await;
+    state.accepted.send_replace(count);
+    goes_on
 }
 
 fn ehlo(state: &State, is_encrypted: bool) -> String {
