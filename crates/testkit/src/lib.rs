@@ -10,6 +10,7 @@
 //! - [`client`]: a plain HTTP client that sends exactly what the test specifies
 //! - [`http`]: a scripted HTTP server that can misbehave
 //! - [`smtp`]: a scripted SMTP server that can misbehave
+//! - [`postfix`]: a real mail server
 //! - [`receiver`]: a webhook receiver that writes each request to a journal before it answers
 //! - [`proxy`]: a TCP proxy that can hold bytes back or reset connections
 //! - [`browser`]: headless Chromium
@@ -24,6 +25,7 @@ mod background;
 pub mod browser;
 pub mod client;
 pub mod http;
+pub mod postfix;
 pub mod postgres;
 pub mod process;
 pub mod proxy;
@@ -35,6 +37,7 @@ pub mod sqlite;
 pub use browser::Browser;
 pub use client::{HttpClient, HttpResponse, forged};
 pub use http::{HttpServer, Reply, Request};
+pub use postfix::Postfix;
 pub use postgres::{Cluster, Postgres, TestDatabase, TestLogin, database};
 pub use process::Child;
 pub use proxy::{Proxy, ProxyMode};
