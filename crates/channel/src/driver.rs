@@ -6,6 +6,7 @@ pub(crate) mod http;
 mod in_app;
 mod kind;
 mod redact;
+mod smtp;
 pub(crate) mod webhook;
 
 use std::pin::Pin;
@@ -109,6 +110,12 @@ pub trait Driver: Send + Sync {
     /// receiver affects the whole lane.
     fn isolates_hosts(&self) -> bool {
         false
+    }
+
+    /// How long the send may wait for the receiver's last answer beyond its time limit. Meanwhile the lease of the
+    /// delivery is renewed. The default is not to wait.
+    fn late_answer(&self) -> Duration {
+        Duration::ZERO
     }
 
     /// The host name and port of an address, or `None` if it has no host. Used only if [`Driver::isolates_hosts`] is

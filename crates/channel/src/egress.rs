@@ -100,6 +100,14 @@ impl Egress {
         Ok(Self(Arc::new(Inner { dialer, idle: IdleConnections::new() })))
     }
 
+    /// Checks whether a stream to `endpoint` may be opened, without resolving its name. Use it when an endpoint is saved.
+    /// [`Egress::dial`] checks again.
+    /// # Errors
+    /// The host is an IP address that the filter refuses.
+    pub fn check_endpoint(&self, endpoint: &Endpoint) -> Result<(), EgressFailure> {
+        self.0.dialer.check_literal(endpoint)
+    }
+
     /// Opens a stream to `endpoint`, for a protocol other than HTTP.
     /// # Errors
     /// The address filter refused the endpoint, or no stream was opened before the deadline.

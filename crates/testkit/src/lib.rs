@@ -9,6 +9,8 @@
 //! - [`sqlite`]: a database file per test, copied from a prepared file
 //! - [`client`]: a plain HTTP client that sends exactly what the test specifies
 //! - [`http`]: a scripted HTTP server that can misbehave
+//! - [`smtp`]: a scripted SMTP server that can misbehave
+//! - [`postfix`]: a real mail server
 //! - [`receiver`]: a webhook receiver that writes each request to a journal before it answers
 //! - [`proxy`]: a TCP proxy that can hold bytes back or reset connections
 //! - [`browser`]: headless Chromium
@@ -23,21 +25,25 @@ mod background;
 pub mod browser;
 pub mod client;
 pub mod http;
+pub mod postfix;
 pub mod postgres;
 pub mod process;
 pub mod proxy;
 pub mod receiver;
 pub mod refused_write;
+pub mod smtp;
 pub mod sqlite;
 
 pub use browser::Browser;
 pub use client::{HttpClient, HttpResponse, forged};
 pub use http::{HttpServer, Reply, Request};
+pub use postfix::Postfix;
 pub use postgres::{Cluster, Postgres, TestDatabase, TestLogin, database};
 pub use process::Child;
 pub use proxy::{Proxy, ProxyMode};
 pub use receiver::{Fault, Receiver};
 pub use refused_write::RefusedWrite;
+pub use smtp::{Heard, ReceivedMail, SmtpAct, SmtpServer, SmtpTls};
 
 /// How long any wait of this crate lasts before it panics. A wait that reaches this limit is a failed test. No passing
 /// test depends on it.

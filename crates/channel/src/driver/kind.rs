@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{Driver, Parts, capture, in_app, webhook};
+use super::{Driver, Parts, capture, in_app, smtp, webhook};
 use crate::model::{Guarantee, Policy, Provider, ProviderDraft, TIMEOUT_MS};
 use crate::secret::Secret;
 
@@ -151,7 +151,7 @@ impl Kind {
 }
 
 static KINDS: LazyLock<Vec<Arc<Kind>>> =
-    LazyLock::new(|| [capture::kind(), in_app::kind(), webhook::kind()].map(Arc::new).to_vec());
+    LazyLock::new(|| [capture::kind(), in_app::kind(), smtp::kind(), webhook::kind()].map(Arc::new).to_vec());
 
 /// All drivers, sorted by name.
 pub fn kinds() -> Vec<Arc<Kind>> {

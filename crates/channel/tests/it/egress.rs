@@ -2,9 +2,9 @@
 
 mod dial;
 mod exchange;
-mod peer;
+pub(crate) mod peer;
 mod reuse;
-mod tls;
+pub(crate) mod tls;
 
 use std::net::TcpListener;
 use std::sync::Arc;

@@ -3,4 +3,5 @@
 
 mod egress;
 mod instructions;
+mod smtp;
 mod templates;

@@ -364,7 +364,11 @@ async fn attempt(
     let span = crew.tools.tracer.begin_of(note);
     let parent = span.as_ref().map(Begun::context).or_else(|| note.traceparent()).map(|parent| parent.to_string());
     let began = clock::monotonic();
-    let mut report = send(lane, message((delivery, note), content, timeout, parent.as_deref())).await;
+    let message = message((delivery, note), content, timeout, parent.as_deref());
+    let mut report = match lane.waits_for_late_answer() {
+        false => send(lane, message).await,
+        true => Box::pin(send_while_held(crew, lane, &Lease::of(delivery), message)).await,
+    };
     let took = began.elapsed();
     drop(slot);
     counts.sent(took);
@@ -445,11 +449,22 @@ async fn send(lane: &Lane, message: Message<'_>) -> Report {
     report
 }
 
+/// Sends by a driver that may wait for an answer longer than the lease lasts. The lease is renewed meanwhile. If it is
+/// lost, the send is given up, because another worker may attempt the delivery.
+async fn send_while_held(crew: &Crew, lane: &Lane, lease: &Lease, message: Message<'_>) -> Report {
+    tokio::select! {
+        biased;
+        report = send(lane, message) => report,
+        () = crew.leases.ended(lease) => Report::from(Outcome::unclear("lease_lost"))
+            .because("the lease of the delivery could not be renewed while the send waited for an answer"),
+    }
+}
+
 /// Calls the driver once, with a deadline. A timeout or a panic becomes an outcome as well.
 pub(super) async fn call(driver: &dyn Driver, provider: &str, message: Message<'_>) -> Report {
     let (id, timeout) = (message.key.id(), message.timeout);
     let sending = AssertUnwindSafe(async { driver.send(message).await }).catch_unwind();
-    match tokio::time::timeout(timeout + PATIENCE, sending).await {
+    match tokio::time::timeout(timeout + driver.late_answer() + PATIENCE, sending).await {
         Ok(Ok(report)) => report,
         Ok(Err(_panic)) => {
             tracing::error!(delivery = %id, provider, "the driver of the provider panicked; only this send has failed");

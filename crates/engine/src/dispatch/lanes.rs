@@ -98,6 +98,11 @@ impl Lane {
         driver::destination(&self.provider.driver) == Destination::Inbox
     }
 
+    /// Returns whether a send may wait for an answer longer than its time limit.
+    pub fn waits_for_late_answer(&self) -> bool {
+        self.driver.as_ref().is_ok_and(|driver| !driver.late_answer().is_zero())
+    }
+
     /// Attaches the lane's hosts if the driver tells hosts apart.
     fn telling_hosts_apart(mut self, known: Option<&Arc<Self>>, registry: &HostRegistry) -> Self {
         let isolates = self.driver.as_ref().is_ok_and(|driver| driver.isolates_hosts());

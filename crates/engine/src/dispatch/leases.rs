@@ -62,6 +62,13 @@ impl Leases {
         held.length.checked_sub(clock::monotonic().duration_since(held.since))?.checked_sub(MARGIN)
     }
 
+    /// Waits until no send may go on under the lease: it was lost, or it ends without having been renewed.
+    pub async fn ended(&self, lease: &Lease) {
+        while let Some(left) = self.time_left(lease).filter(|left| !left.is_zero()) {
+            tokio::time::sleep(left).await;
+        }
+    }
+
     /// Returns a guard that releases these leases when it is dropped, unless it is disarmed. Without it, a task that
     /// panics would leave leases that are renewed forever.
     pub fn guard(&self, leases: impl IntoIterator<Item = Lease>) -> Guard<'_> {

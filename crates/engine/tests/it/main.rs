@@ -43,6 +43,7 @@ mod secrets;
 mod sessions;
 mod settings;
 mod settle;
+mod smtp;
 mod store;
 mod stuck;
 mod suppressions;

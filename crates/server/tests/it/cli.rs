@@ -5,6 +5,7 @@ mod act;
 mod audience;
 mod files;
 mod first_days;
+mod mail;
 mod operate;
 mod passes;
 mod quick_start;
@@ -112,6 +113,17 @@ impl Shell {
 
     pub fn run(&self, arguments: &[&str]) -> Ran {
         self.command(arguments).output().unwrap().into()
+    }
+
+    /// Runs a line of the documentation that calls the command `postcommit`.
+    pub fn sh(&self, line: &str) -> Ran {
+        let postcommit = self.command(&[]);
+        let folder = Path::new(postcommit.get_program()).parent().unwrap().display();
+        let mut command = Command::new("sh");
+        command.args(["-c", line]).current_dir(self.path());
+        command.envs(postcommit.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{folder}:{path}")).output().unwrap().into()
     }
 
     /// An empty folder elsewhere, with the same database.

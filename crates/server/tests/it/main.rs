@@ -7,6 +7,7 @@
 //!   guarantee;
 //! - `digests`: a digest of five events, killed at every step;
 //! - `kill_loop`: a load, and SIGKILL repeatedly at random moments;
+//! - `mail`: a mail, killed at every step of the SMTP dialogue, and through a real mail server;
 //! - `large_list`: a list that is expanded in parts by servers that are killed on the way;
 //! - `frozen`: a worker that is frozen past its lease while a request is in flight;
 //! - `failover`: one of two servers dies;
@@ -37,6 +38,7 @@ mod inbox;
 mod installation;
 mod kill_loop;
 mod large_list;
+mod mail;
 mod observability;
 mod records;
 mod refusal;

@@ -73,6 +73,11 @@ impl DialledStream {
         Arc::clone(&self.counter)
     }
 
+    /// Whether the stream is encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.is_tls
+    }
+
     /// Starts TLS on a plain stream, after the peer has agreed to STARTTLS. The peer's certificate must match the
     /// endpoint's name. The count of bytes continues, without the bytes of the handshake.
     /// Before the call, the caller must discard all bytes from the peer that it has buffered, because they were not

@@ -121,14 +121,12 @@ async fn the_python_blocks_do_what_the_page_says() {
     for name in named("python") {
         for place in places(&name, &postgres, &sqlite) {
             let folder = tempfile::tempdir().unwrap();
-            let receives = ["django", "fastapi", "bridge"];
+            let receives = ["django", "fastapi"];
             let command = match receives.into_iter().find(|receiver| name.contains(receiver)) {
                 None => script(&snippet(PAGE, &name)),
                 Some(receiver) => {
                     std::fs::write(folder.path().join("page.py"), snippet(PAGE, &name)).unwrap();
-                    let is_bridge = receiver == "bridge";
-                    let harness = if is_bridge { include_str!("bridge.py") } else { include_str!("frameworks.py") };
-                    let mut command = script(harness);
+                    let mut command = script(include_str!("frameworks.py"));
                     command.args([receiver, "page"]).current_dir(folder.path());
                     sent.tell(&mut command, sent.secrets[0]);
                     command
