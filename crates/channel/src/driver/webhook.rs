@@ -388,7 +388,7 @@ pub(crate) fn body((channel, target): (&str, &str), content: &Content, event: Ra
         correlation_id: event.correlation_id,
         schema_version: event.schema_version,
         webhook: if channel == CHANNEL { content.data.as_deref() } else { of_webhook.as_deref() },
-        message: (channel != CHANNEL).then(|| Forwarded {
+        message: (channel != CHANNEL).then_some(Forwarded {
             channel,
             to: target,
             subject: content.subject.as_deref(),

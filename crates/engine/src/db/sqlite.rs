@@ -263,7 +263,7 @@ fn write_all(
         for command in group {
             command.answer(committed.clone());
         }
-        gaps.leave(began.elapsed());
+        gaps.leave(began.elapsed(), &connection);
     }
 }
 

@@ -11,9 +11,10 @@ use crate::store::{KpiSettings, Store};
 const DAY: Duration = Duration::from_secs(86_400);
 const HOUR: Duration = Duration::from_secs(3600);
 const LOOK: Duration = Duration::from_secs(60);
-const STRAYS: Duration = Duration::from_secs(600);
-/// The interval of the roll-ups. It is a little shorter than `LOOK`, so that the duty is due at every look.
-const ROLLUPS: Duration = Duration::from_secs(50);
+/// The interval of duties that remove what is no longer needed.
+const TIDYING: Duration = Duration::from_secs(600);
+/// The interval of duties that are due at every look: a little shorter than `LOOK`.
+const EVERY_LOOK: Duration = Duration::from_secs(50);
 
 /// Runs all due duties. Returns descriptions of the work done, for display.
 pub async fn run_once(store: &Store, kpi: &KpiSettings) -> Result<Vec<String>, DbError> {
@@ -22,23 +23,23 @@ pub async fn run_once(store: &Store, kpi: &KpiSettings) -> Result<Vec<String>, D
         let made = or_give_back(store, "partitions", store.make_partitions_once().await).await?;
         done.push(format!("created {made} partitions"));
     }
-    if store.take_duty("strays", STRAYS).await? {
+    if store.take_duty("strays", EVERY_LOOK).await? {
         let moved = or_give_back(store, "strays", store.reroute_strays_once().await).await?;
         done.push(format!("moved {moved} deliveries of deleted providers back, to find another provider for them"));
     }
-    if store.take_duty("hosts", STRAYS).await? {
+    if store.take_duty("hosts", TIDYING).await? {
         let forgotten = or_give_back(store, "hosts", store.forget_open_hosts_once().await).await?;
         done.push(format!("deleted {forgotten} rows of hosts that are no longer paused or on hold"));
     }
-    if store.take_duty("expansions", STRAYS).await? {
+    if store.take_duty("expansions", TIDYING).await? {
         let forgotten = or_give_back(store, "expansions", store.forget_parts_once().await).await?;
         done.push(format!("deleted {forgotten} members of expansions that ended before they were complete"));
     }
-    if store.take_duty("pacing", STRAYS).await? {
+    if store.take_duty("pacing", TIDYING).await? {
         let forgotten = or_give_back(store, "pacing", store.forget_pacing_once().await).await?;
         done.push(format!("deleted {forgotten} throttles and digests whose period is over"));
     }
-    if store.take_duty("rollups", ROLLUPS).await? {
+    if store.take_duty("rollups", EVERY_LOOK).await? {
         let folded = or_give_back(store, "rollups", store.fold_rollups_once(kpi).await).await?;
         done.push(format!("added {folded} new counts to the statistics by minute and hour"));
     }

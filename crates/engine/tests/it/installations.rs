@@ -4,6 +4,9 @@
 mod copied;
 mod dumped;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use postcommit::Notification;
 use postcommit_engine::dispatch::Dispatcher;
 use postcommit_engine::store::Store;
@@ -375,4 +378,36 @@ async fn a_login_that_inherits_nothing_does_not_lose_the_schema() {
     Postgres::shared().execute(&format!("ALTER ROLE {} INHERIT", owner.name())).await;
     admin.db().make_roles().await.unwrap();
     enqueues_as(&database, owner.name()).await;
+}
+
+/// Applications go on while an administrator creates the roles: none of their transactions is ended by a deadlock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn roles_are_made_while_applications_enqueue() {
+    let world = World::postgres().await;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let mut applications = tokio::task::JoinSet::new();
+    for _ in 0..3 {
+        let (url, is_over) = (world.url.clone(), is_over.clone());
+        applications.spawn(async move {
+            let (mut client, connection) = tokio_postgres::connect(&url, NoTls).await.unwrap();
+            tokio::spawn(connection);
+            let enqueue = "SELECT postcommit.enqueue('a', '{}', gen_random_uuid()::text)";
+            while !is_over.load(Ordering::Relaxed) {
+                let transaction = client.transaction().await.unwrap();
+                for _ in 0..5 {
+                    transaction.execute(enqueue, &[]).await.unwrap();
+                }
+                transaction.commit().await.unwrap();
+            }
+        });
+    }
+    let running = world.run().await;
+    for _ in 0..3 {
+        world.store.db().make_roles().await.unwrap();
+    }
+    is_over.store(true, Ordering::Relaxed);
+    while let Some(application) = applications.join_next().await {
+        application.unwrap();
+    }
+    running.finish().await;
 }
