@@ -340,6 +340,11 @@ fn is_passing(code: &str) -> bool {
     ["08", "53", "57", "58", "40"].iter().any(|class| code.starts_with(class)) || ["55P03", "25006"].contains(&code)
 }
 
+/// Returns whether the error is a deadlock, which ended this transaction and not the other.
+pub(crate) fn is_deadlock(error: &DbError) -> bool {
+    matches!(error, DbError::Unreachable(said) if said.ends_with("(40P01)"))
+}
+
 /// Returns whether the error is a lock timeout.
 pub(crate) fn is_held(error: &DbError) -> bool {
     matches!(error, DbError::Unreachable(said) if said.ends_with("(55P03)"))

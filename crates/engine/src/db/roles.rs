@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::client::Transaction;
 use super::installation::{Installation, SEPARATED};
 use super::migrate::LOCK;
-use super::postgres::{Postgres, is_held, refused};
+use super::postgres::{Postgres, is_deadlock, refused};
 use super::{Db, DbError};
 
 /// The privileges of the roles that `migrate --roles` creates.
@@ -131,20 +131,10 @@ impl Holders {
     }
 }
 
-/// How often the roles are tried to be made while tables are in use.
+/// How often the roles are tried to be made if a deadlock with an application or a server ends the transaction.
 const TRIES: usize = 40;
 /// The wait between two tries.
 const NEXT_TRY: Duration = Duration::from_millis(250);
-/// How long a try waits for a table, in milliseconds: much shorter than PostgreSQL's deadlock_timeout of 1 second.
-const LOCK_WAIT_MS: u32 = 150;
-/// Locks the tables that applications and servers write to, in the order in which they do. A login that may not lock
-/// them cannot change them either.
-const LOCK_TABLES: &str = "DO $$ BEGIN
-      LOCK TABLE postcommit.tenant, postcommit.idempotency, postcommit.notification, postcommit.delivery_queue,
-        postcommit.delivery_ledger, postcommit.attempt, postcommit.rollup_fresh, postcommit.provider IN ACCESS EXCLUSIVE MODE;
-    EXCEPTION WHEN insufficient_privilege THEN NULL;
-    END $$";
-
 /// The result of [`Db::make_roles`].
 #[derive(Debug, Clone)]
 pub struct MadeRoles {
@@ -173,11 +163,11 @@ impl Db {
                 message: "SQLite has no roles; --roles is for PostgreSQL".into(),
             });
         };
-        // Applications and servers use the tables meanwhile. A try gives up long before PostgreSQL looks for a deadlock,
-        // so that a transaction of theirs is never ended because of it.
+        // Applications and servers use the tables meanwhile, and PostgreSQL may end one of two transactions that wait for
+        // each other.
         for _ in 1..TRIES {
             match try_roles(db).await {
-                Err(problem) if is_held(&problem) => tokio::time::sleep(NEXT_TRY).await,
+                Err(problem) if is_deadlock(&problem) => tokio::time::sleep(NEXT_TRY).await,
                 done => return done,
             }
         }
@@ -198,15 +188,11 @@ impl Db {
     }
 }
 
-/// Creates the roles in one transaction. Fails if a table is in use for longer than [`LOCK_WAIT_MS`].
+/// Creates the roles in one transaction.
 async fn try_roles(db: &Postgres) -> Result<MadeRoles, DbError> {
     let mut client = db.client().await?;
     let transaction = client.transaction().await.map_err(refused)?;
     take_lock(&transaction).await?;
-    transaction
-        .batch_execute(&format!("SET LOCAL lock_timeout = {LOCK_WAIT_MS}; {LOCK_TABLES}"))
-        .await
-        .map_err(refused)?;
     let before = Holders::read(&transaction, db.installation).await?;
     let foreigners = foreigners(&transaction, db.installation).await?;
     separate(&transaction, db.installation).await?;

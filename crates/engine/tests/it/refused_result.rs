@@ -114,7 +114,9 @@ on_both! {
     }
 
     async fn a_delivery_that_cannot_be_announced_or_expanded_waits_and_is_not_sent(world) {
-        for refusal in [ANNOUNCE, EXPAND] {
+        // On PostgreSQL the row of a notification with one target becomes the target's.
+        let updated = RefusedWrite::of("UPDATE", "delivery_queue").when("OLD.n = 0 AND NEW.n > 0");
+        for refusal in [ANNOUNCE, if world.is_postgres() { updated } else { EXPAND }] {
             let world = fresh(&world).await;
             hooks(&world, Guarantee::AtMostOnce).await;
             let server = HttpServer::start(|_| Reply::ok());
