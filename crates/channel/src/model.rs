@@ -27,8 +27,8 @@ pub use expand::{
     route,
 };
 pub use fan_out::{
-    Found, Lookup, NoAddress, OwnAddress, Pin, fan_out, fan_out_part, lookup, named_members, retried, skip_seen,
-    skip_suppressed,
+    Found, Lookup, NoAddress, OwnAddress, Pin, as_retried, fan_out, fan_out_part, lacks_template, lookup, lookup_again,
+    named_members, narrowed, retried, skip_seen, skip_suppressed,
 };
 pub use inbox::InboxMessage;
 pub use judge::{Case, Lost, MAX_ATTEMPTS_IN_ALL, MAX_LOSSES, Verdict, judge, key_window_over};

@@ -163,6 +163,12 @@ impl Choice {
         self.entries.iter().filter(|entry| entry.audience == audience).map(|entry| entry.channel.as_str()).collect()
     }
 
+    /// Whether a channel has a template for any audience.
+    #[must_use]
+    pub fn serves(&self, channel: &str) -> bool {
+        self.entries.iter().any(|entry| entry.channel == channel)
+    }
+
     /// One template per channel and audience, for a notification that names no recipient.
     #[must_use]
     pub fn own(&self) -> Vec<Arc<TemplateEntry>> {

@@ -82,8 +82,8 @@ impl ErrorClass {
             "bad_header" | "missing_data" => Self::InvalidContent,
             "template_not_found" | "template_failed" | "template_limit" => Self::TemplateRejected,
             "host_held" => Self::RateLimited,
-            "bad_provider" | "no_provider" | "unknown_provider" | "provider_disabled" | "capture_journal"
-            | "host_paused" => Self::Config,
+            "bad_provider" | "no_provider" | "unknown_provider" | "unknown_channel" | "provider_disabled"
+            | "capture_journal" | "host_paused" => Self::Config,
             _ => Self::Unknown,
         })
     }
@@ -130,6 +130,7 @@ mod tests {
             ("dns", "network"),
             ("blocked_address", "invalid_address"),
             ("no_provider", "config"),
+            ("unknown_channel", "config"),
             ("lease_expired", "unknown"),
             ("a code of tomorrow", "unknown"),
         ] {

@@ -398,7 +398,8 @@ fn no_provider(channel: &str) -> Fate {
     )
 }
 
-fn unknown_channel(channel: &str, routes: Routes<'_>) -> Fate {
+/// The parked delivery on a channel that does not exist.
+pub(super) fn unknown_channel(channel: &str, routes: Routes<'_>) -> Fate {
     let known = routes.channels().join(", ");
     parked(
         "unknown_channel",
@@ -406,6 +407,6 @@ fn unknown_channel(channel: &str, routes: Routes<'_>) -> Fate {
     )
 }
 
-fn parked(code: &'static str, detail: String) -> Fate {
+pub(super) fn parked(code: &'static str, detail: String) -> Fate {
     Fate::Ended { state: FinishedState::Parked(Reason::Config), code, detail }
 }

@@ -9,15 +9,16 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use postcommit::{Recipient, Timestamp, channel_name};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use fan::{Fan, PROVIDER, gets_event, party, recipient_provider, skipped};
 
 use rules::Rules;
 pub(super) use rules::reached_recipient;
+pub use unreached::lacks_template;
 
 use super::content::{Choice, TemplateEntry, TenantContent};
-use super::expand::{Expansion, Fate, IN_APP, Routes, Target, is_for_one};
+use super::expand::{Expansion, Fate, IN_APP, Routes, Target, is_for_one, recipients_of};
 use super::user::{KnownUser, ListMember, comparable};
 use super::{Facts, Maker, Pacing, StoredNotification};
 use crate::template::{Failure, FlatPayload};
@@ -102,24 +103,53 @@ pub fn lookup(
         Pin::Direct => vec![],
         Pin::Template(only) => vec![Arc::new(*only)],
     };
-    let language = content.and_then(|content| content.language.as_deref());
-    let choice = (!in_scope.is_empty()).then(|| Choice::of(note, in_scope, language));
+    let choice = (!in_scope.is_empty()).then(|| choice_of(note, content, in_scope));
     if choice.is_none() && !is_needed {
         return None;
     }
-    let own = choice.as_ref().filter(|_| entries(note).is_empty()).map(Choice::own).unwrap_or_default();
-    let named = |kind: &str| {
-        let name = |entry: &Value| entry.get(kind).and_then(Value::as_str).map(str::to_owned);
-        entries(note).iter().filter_map(name).collect::<BTreeSet<_>>().into_iter().collect()
+    Some(Lookup::new(note, maker, choice, payload))
+}
+
+/// Returns the data that must be read before a delivery can be expanded whose channel had no template. `note` is the
+/// part of its notification that [`narrowed`] returns.
+#[must_use]
+pub fn lookup_again(note: &StoredNotification, content: Option<&TenantContent>) -> Lookup {
+    let payload = note.payload.flat().clone();
+    let in_scope = content.map(|content| content.in_scope(&note.event_type, &payload)).unwrap_or_default();
+    Lookup::new(note, Maker::Application, Some(choice_of(note, content, in_scope)), payload)
+}
+
+fn choice_of(note: &StoredNotification, content: Option<&TenantContent>, in_scope: Vec<Arc<TemplateEntry>>) -> Choice {
+    Choice::of(note, in_scope, content.and_then(|content| content.language.as_deref()))
+}
+
+/// Returns the part of a notification for which a delivery stands whose channel had no template: its recipient on its
+/// channel. `None` if a notification cannot name the address on this channel.
+#[must_use]
+pub fn narrowed(note: &StoredNotification, facts: &Facts) -> Option<StoredNotification> {
+    let recipients = match facts.target {
+        None => vec![],
+        Some(_) => vec![recipients_of(note, std::slice::from_ref(facts)).pop()?],
     };
-    Some(Lookup { payload, maker, choice, own, users: named("user"), lists: named("list") })
+    let channels = vec![facts.channel().to_owned()];
+    Some(StoredNotification { channels, recipients: json!(recipients), ..note.clone() })
 }
 
 impl Lookup {
+    fn new(note: &StoredNotification, maker: Maker, choice: Option<Choice>, payload: FlatPayload) -> Self {
+        let own = choice.as_ref().filter(|_| entries(note).is_empty()).map(Choice::own).unwrap_or_default();
+        let named = |kind: &str| {
+            let name = |entry: &Value| entry.get(kind).and_then(Value::as_str).map(str::to_owned);
+            entries(note).iter().filter_map(name).collect::<BTreeSet<_>>().into_iter().collect()
+        };
+        Self { payload, maker, choice, own, users: named("user"), lists: named("list") }
+    }
+
     /// The maximum number of targets of one recipient.
     #[must_use]
     pub fn channels(&self, note: &StoredNotification) -> usize {
-        self.choice.as_ref().map_or(note.channels.len(), |choice| choice.channels("").len()).max(1)
+        let templates = self.choice.as_ref().map_or(0, |choice| choice.channels("").len());
+        templates.max(note.channels.len()).max(1)
     }
 
     /// Removes the templates if a worker that did not know them yet may have sent the notification as a direct message.
@@ -192,9 +222,18 @@ pub fn retried(note: &StoredNotification, content: Option<&TenantContent>, facts
     if once.is_none() && pacing.is_none() {
         return None;
     }
-    // If the template has neither a throttle nor a digest, the delivery is sent if its send key is free.
-    let pacing = pacing.unwrap_or(Pacing { throttle: None, digest: None });
-    Some(Target { once, pacing: Some(pacing.into()), ..Target::new(facts.clone(), Fate::Lane(lane)) })
+    let pacing = pacing.map(Box::new);
+    Some(as_retried(Target { once, pacing, ..Target::new(facts.clone(), Fate::Lane(lane)) }))
+}
+
+/// The target of a retried delivery. If its template has neither a throttle nor a digest, the delivery is sent if its send
+/// key is free.
+#[must_use]
+pub fn as_retried(mut target: Target) -> Target {
+    if target.once.is_some() && target.pacing.is_none() {
+        target.pacing = Some(Box::new(Pacing { throttle: None, digest: None }));
+    }
+    target
 }
 
 /// The recipients of a notification, except lists, in the form of list members. A large expansion stores them in this
@@ -230,6 +269,7 @@ pub fn fan_out_part(
         };
         fan.targets.extend(unreached);
     }
+    fan.targets.append(&mut fan.lacking);
     fan.targets
 }
 

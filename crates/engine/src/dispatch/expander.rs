@@ -134,6 +134,7 @@ async fn expand_sought(
     for (delivery, note, answer) in answered {
         let step = match answer {
             found if model::needs_in_app(found.targets(), table.routes(note.tenant)) => Step::MakeInApp(delivery),
+            Answer::Expansion(found) if delivery.key.n > 0 => expanded_again(&delivery, found),
             Answer::Expansion(found) => expanded(delivery, &note, found, table, clock.now()),
             Answer::BeginParts { named, lists } => Step::BeginParts(Lease::of(&delivery), named, lists),
             Answer::Part(part) => next_part(&delivery, part, table),
@@ -431,6 +432,19 @@ fn step(delivery: Delivery, note: &StoredNotification, table: &Table, now: Times
     {
         return Step::LookUp(delivery, lookup.into());
     }
+    if model::lacks_template(&delivery.facts) {
+        return match lookup::again(&delivery, note, table) {
+            Some(lookup) => Step::LookUp(delivery, lookup.into()),
+            None => parked(
+                &delivery,
+                "no_recipient",
+                format!(
+                    "a notification cannot name this address on {:?}; enqueue the event again, under a new key",
+                    delivery.facts.channel()
+                ),
+            ),
+        };
+    }
     if model::lacks_in_app(note, routes) {
         return Step::MakeInApp(delivery);
     }
@@ -471,6 +485,29 @@ fn expanded(
             Err(targets) => expand(&delivery, targets, table),
         },
         Expansion::Parked { code, detail } => parked(&delivery, code, detail),
+    }
+}
+
+/// Decides what is done with a retried delivery whose channel had no template when its notification was expanded.
+fn expanded_again(delivery: &Delivery, expansion: Expansion) -> Step {
+    let (lease, first) = (Lease::of(delivery), delivery.key.n);
+    let mut targets = match expansion {
+        Expansion::Deliveries(targets) => targets,
+        Expansion::OneDelivery(only) => vec![*only],
+        Expansion::Parked { code, detail } => return parked(delivery, code, detail),
+    };
+    match (targets.pop(), targets.is_empty()) {
+        (Some(Target { fate: Fate::Ended { state, code, detail }, .. }), true) => {
+            Step::Settle(unbegun(delivery, Finish::Ended(state), Some(code), Some(detail)))
+        }
+        (Some(only), true) => Step::Expand(Expanded { lease, targets: vec![model::as_retried(only)], first }, vec![]),
+        _ => parked(
+            delivery,
+            "template_not_found",
+            "the channel has templates for several audiences, and this delivery has no audience; enqueue the event \
+             again, under a new key"
+                .into(),
+        ),
     }
 }
 

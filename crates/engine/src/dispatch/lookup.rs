@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use postcommit::Timestamp;
 use postcommit_channel::clock;
 use postcommit_channel::model::{
-    self, Delivery, Expansion, Found, IN_APP, ListMember, Lookup, Maker, NoAddress, OwnAddress, Pin,
+    self, Delivery, DeliveryKey, Expansion, Found, IN_APP, ListMember, Lookup, Maker, NoAddress, OwnAddress, Pin,
     StoredNotification, Target, TemplateEntry, TenantContent,
 };
 
@@ -56,6 +56,13 @@ pub fn of(delivery: &Delivery, note: &StoredNotification, table: &Table) -> Opti
         Some(lost) => lookup.without_late_templates(note, lost),
         None => lookup,
     })
+}
+
+/// Returns the data that must be looked up for a delivery whose channel had no template when its notification was
+/// expanded. `None` if a notification cannot name its address on this channel.
+pub fn again(delivery: &Delivery, note: &StoredNotification, table: &Table) -> Option<Lookup> {
+    let narrowed = model::narrowed(note, &delivery.facts)?;
+    Some(model::lookup_again(&narrowed, table.content.get(note.tenant)))
 }
 
 /// Returns the template and version that a resend or a digest has fixed on the notification's own row
@@ -106,8 +113,9 @@ pub async fn expand_all(
         late.into_iter().map(|(delivery, note, _)| (delivery, note, Answer::Wait)).collect();
     for (delivery, note, lookup) in batch {
         let (content, routes) = (table.content.get(note.tenant), table.routes(note.tenant));
-        let own = own.remove(&note.id).unwrap_or_default();
-        let expansion = model::fan_out(&note, routes, content, &lookup, (&found, own));
+        let own = own.remove(&delivery.key).unwrap_or_default();
+        let narrowed = (delivery.key.n > 0).then(|| model::narrowed(&note, &delivery.facts)).flatten();
+        let expansion = model::fan_out(narrowed.as_ref().unwrap_or(&note), routes, content, &lookup, (&found, own));
         let answer = match expansion.targets().len() > TARGETS && !lookup.lists.is_empty() {
             true => Answer::BeginParts { named: model::named_members(&note), lists: lookup.lists },
             false => Answer::Expansion(expansion),
@@ -144,8 +152,8 @@ async fn next_part(
     Ok(Part { expanded: Expanded { lease: Lease::of(delivery), targets, first }, until, is_last })
 }
 
-/// The addresses that templates give, by notification.
-type Own = HashMap<uuid::Uuid, Vec<OwnAddress>>;
+/// The addresses that templates give, by claimed row: a notification's own row, or a delivery that is retried.
+type Own = HashMap<DeliveryKey, Vec<OwnAddress>>;
 
 /// Renders the addresses that templates give themselves. Tenants do not wait for each other. Returns the notifications
 /// that can be expanded, the addresses, and the notifications that have to wait.
@@ -165,7 +173,7 @@ async fn own_addresses(crew: &Crew, batch: Vec<Sought>) -> Result<(Vec<Sought>, 
     for (sought, addresses) in join_all(tenants).await.into_iter().flatten() {
         match addresses {
             Some(addresses) => {
-                own.insert(sought.1.id, addresses);
+                own.insert(sought.0.key, addresses);
                 ready.push(sought);
             }
             None => late.push(sought),
@@ -211,9 +219,9 @@ async fn lists(crew: &Crew, batch: &[Sought]) -> Result<HashMap<(i32, String), V
 /// Returns all users of a batch: users that notifications name, members of lists, and owners of inboxes.
 fn users(batch: &[Sought], found: &Found, own: &Own) -> Vec<(i32, String)> {
     let mut users: BTreeSet<(i32, String)> = BTreeSet::new();
-    for (_, note, lookup) in batch {
+    for (delivery, note, lookup) in batch {
         users.extend(lookup.users.iter().map(|id| (note.tenant, id.clone())));
-        let inboxes = own.get(&note.id).into_iter().flatten().filter(|(entry, _)| entry.channel == IN_APP);
+        let inboxes = own.get(&delivery.key).into_iter().flatten().filter(|(entry, _)| entry.channel == IN_APP);
         users.extend(inboxes.filter_map(|(_, to)| Some((note.tenant, to.as_ref().ok()?.clone()))));
     }
     let is_user = |member: &&ListMember| member.kind == "user";

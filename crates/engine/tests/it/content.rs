@@ -1,6 +1,7 @@
 //! Content and recipients, from enqueue to the captured message, on both databases.
 
 mod addressed;
+mod channels;
 mod digests;
 mod held;
 mod hostile;

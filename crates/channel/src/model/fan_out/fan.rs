@@ -8,11 +8,11 @@ use postcommit::{Recipient, channel_name};
 use serde_json::{Value, json};
 
 use super::rules::Rules;
-use super::unreached::without_address;
+use super::unreached::{without_address, without_template};
 use super::{Found, Lookup, NoAddress, OwnAddress};
 use crate::model::content::{Choice, TemplateEntry, TenantContent};
 use crate::model::expand::{
-    Expansion, Fate, IN_APP, Routes, Target, channels_for, implied, lane_for, named_provider, park,
+    Expansion, Fate, IN_APP, Routes, Target, channels_for, implied, lane_for, named_provider, park, unknown_channel,
 };
 use crate::model::user::{KnownUser, ListMember, address, comparable, kind_of_channel};
 use crate::model::{Facts, FinishedState, Maker, QuietRule, QuietWindow, StoredNotification};
@@ -33,12 +33,21 @@ impl Party {
         let separator = if self.place.starts_with("recipients[") { "." } else { ": the " };
         format!("{}{separator}{kind}", self.place)
     }
+
+    /// Whether a template of this channel may reach the party. A user may have an address on any channel.
+    fn suits(&self, channel: &str) -> bool {
+        match (&self.channel, &self.recipient) {
+            (Some(only), _) => only == channel,
+            (None, Recipient::User(_)) => true,
+            (None, recipient) => implied(recipient).contains(&channel),
+        }
+    }
 }
 
 /// The targets of one notification while they are collected.
 pub(super) struct Fan<'a> {
     pub(super) note: &'a StoredNotification,
-    routes: Routes<'a>,
+    pub(super) routes: Routes<'a>,
     pub(super) choice: Option<&'a Choice>,
     is_mandatory: bool,
     quiet_rule: QuietRule,
@@ -47,6 +56,8 @@ pub(super) struct Fan<'a> {
     rules: Rules<'a>,
     found: &'a Found,
     pub(super) targets: Vec<Target>,
+    /// The targets on channels that the notification names and that have no template. They follow the others.
+    pub(super) lacking: Vec<Target>,
     /// The channel, address, audience and provider of the targets so far.
     seen: HashSet<(String, String, String, Option<String>)>,
 }
@@ -87,6 +98,7 @@ impl<'a> Fan<'a> {
             rules: Rules { note, payload: &lookup.payload, maker: lookup.maker },
             found,
             targets: vec![],
+            lacking: vec![],
             seen: HashSet::new(),
         }
     }
@@ -101,7 +113,8 @@ impl<'a> Fan<'a> {
                 Ok(to) => {
                     let recipient = recipient_on(&entry.channel, to);
                     let party = Party { recipient, channel: None, place: format!("`to` of {template}") };
-                    self.add(&party, &entry.channel.clone(), Some(&entry), true);
+                    let target = self.target(&party, &entry.channel, Some(&entry), true);
+                    self.targets.push(target);
                     continue;
                 }
                 Err(NoAddress::Skipped(why)) => ("no_address", format!("{template} gives no address: {why}")),
@@ -121,6 +134,10 @@ impl<'a> Fan<'a> {
             });
         }
         self.targets.extend(without.into_iter().map(|(code, detail, facts)| Target::new(facts, skipped(code, detail))));
+        let is_served = |channel: &str| self.choice.is_some_and(|choice| choice.serves(channel));
+        for channel in self.named_without(is_served) {
+            self.targets.push(self.lacking_own(channel));
+        }
         Ok(())
     }
 
@@ -136,20 +153,28 @@ impl<'a> Fan<'a> {
         self.targets.extend(unreached);
         match self.unknown_users() {
             Some(parked) => Err(parked),
-            None => Ok(()),
+            None => {
+                self.targets.append(&mut self.lacking);
+                Ok(())
+            }
         }
     }
 
     /// Adds the targets of one party. If no channel reaches the party, returns its skipped target.
     pub(super) fn reach(&mut self, party: &Party) -> Option<Target> {
-        let channels = self.channels_of(party);
-        if channels.is_empty() {
+        let (channels, lacking) = (self.channels_of(party), self.lacking_of(party));
+        if channels.is_empty() && lacking.is_empty() {
             return Some(self.unreached(party));
         }
         for channel in channels {
             let language = self.user(party).and_then(|user| user.profile.as_ref()?.language.as_deref());
             let entry = self.choice.and_then(|choice| choice.template(&channel, "", language));
-            self.add(party, &channel, entry.as_ref(), false);
+            let target = self.target(party, &channel, entry.as_ref(), false);
+            self.targets.push(target);
+        }
+        for channel in lacking {
+            let target = self.target(party, &channel, None, false);
+            self.lacking.push(target);
         }
         None
     }
@@ -194,12 +219,27 @@ impl<'a> Fan<'a> {
                 }
             };
         };
-        let suits = |channel: &&str| match (&party.channel, &party.recipient) {
-            (Some(only), _) => only == channel,
-            (None, Recipient::User(_)) => true,
-            (None, recipient) => implied(recipient).contains(channel),
-        };
-        choice.channels("").into_iter().filter(suits).map(str::to_owned).collect()
+        choice.channels("").into_iter().filter(|channel| party.suits(channel)).map(str::to_owned).collect()
+    }
+
+    /// The channels that the notification names, that may reach a party and that have no template. A channel that does
+    /// not exist is kept, so that its delivery is parked and not lost.
+    fn lacking_of(&self, party: &Party) -> Vec<String> {
+        let Some(choice) = self.choice.filter(|_| !gets_event(&party.recipient)) else { return vec![] };
+        let mut lacking = self.named_without(|channel| choice.template(channel, "", None).is_some());
+        lacking.retain(|channel| party.suits(channel) || (party.channel.is_none() && !self.routes.know(channel)));
+        lacking
+    }
+
+    /// The channels that the notification names, each once, without those that are served.
+    fn named_without(&self, is_served: impl Fn(&str) -> bool) -> Vec<String> {
+        let mut lacking: Vec<String> = vec![];
+        for channel in self.note.channels.iter().map(|channel| channel_name(channel)) {
+            if !is_served(channel) && !lacking.iter().any(|known| known == channel) {
+                lacking.push(channel.to_owned());
+            }
+        }
+        lacking
     }
 
     fn user(&self, party: &Party) -> Option<&KnownUser> {
@@ -209,8 +249,8 @@ impl<'a> Fan<'a> {
         }
     }
 
-    /// Adds the target of one party on one channel.
-    fn add(&mut self, party: &Party, channel: &str, entry: Option<&Arc<TemplateEntry>>, is_own: bool) {
+    /// The target of one party on one channel.
+    fn target(&mut self, party: &Party, channel: &str, entry: Option<&Arc<TemplateEntry>>, is_own: bool) -> Target {
         let known = self.user(party).cloned();
         let recipient = self.reached_at(party, channel, known.as_ref());
         let user = match &party.recipient {
@@ -220,6 +260,7 @@ impl<'a> Fan<'a> {
         let target = recipient.as_ref().map_or(party.recipient.value(), Recipient::value);
         let mut facts = match entry {
             Some(entry) => self.facts(entry, target, known.as_ref()),
+            None if self.lacks_template(party, entry) => without_template(Facts::new(channel, target)),
             None => Facts::new(channel, target),
         };
         // An address that a template gives is routed by its channel.
@@ -236,7 +277,12 @@ impl<'a> Fan<'a> {
             added.once = entry.and_then(|entry| self.rules.once(entry, &added.facts, is_own));
             added.pacing = entry.and_then(|entry| self.rules.pacing(entry, &added.facts)).map(Box::new);
         }
-        self.targets.push(added);
+        added
+    }
+
+    /// Whether a party is to be reached by a template and has none.
+    fn lacks_template(&self, party: &Party, entry: Option<&Arc<TemplateEntry>>) -> bool {
+        entry.is_none() && self.choice.is_some() && !gets_event(&party.recipient)
     }
 
     /// Applies the quiet hours of the target's user. They do not apply to inbox messages, which disturb no one.
@@ -289,9 +335,9 @@ impl<'a> Fan<'a> {
         let place = &party.place;
         let Some(recipient) = recipient else {
             // If the channel does not exist, the delivery is parked, so that it is not lost.
-            return match lane_for(None, channel, self.routes) {
-                parked @ Fate::Ended { .. } if !self.routes.know(channel) => parked,
-                _ => without_address(party, channel, known),
+            return match self.routes.know(channel) {
+                true => without_address(party, channel, known),
+                false => unknown_channel(channel, self.routes),
             };
         };
         if let Err(problem) = recipient.check() {
@@ -308,7 +354,10 @@ impl<'a> Fan<'a> {
                 format!("{place}: the notification already goes to this address on {channel}"),
             );
         }
-        lane_for(facts.provider.as_deref(), channel, self.routes)
+        match self.lacks_template(party, entry) {
+            true => self.no_template_on(channel),
+            false => lane_for(facts.provider.as_deref(), channel, self.routes),
+        }
     }
 
     /// The columns of a target that a template renders.

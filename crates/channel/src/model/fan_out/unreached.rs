@@ -1,16 +1,21 @@
 //! Says why a recipient is not reached, or why a whole notification reaches nobody.
 
 use postcommit::{Recipient, channel_name};
+use serde_json::{Value, json};
 
 use super::fan::{Fan, Party, skipped};
 use crate::model::Facts;
-use crate::model::expand::{Expansion, Fate, Target, implied, park};
+use crate::model::expand::{Expansion, Fate, Target, implied, park, parked, unknown_channel};
 use crate::model::user::KnownUser;
 
 /// The code of a recipient that can be reached only on channels that the notification does not name.
 const OFF_CHANNELS: &str = "not_on_channels";
 /// The code of a recipient that is a user of whom nothing is stored.
 const UNKNOWN_USER: &str = "unknown_user";
+/// The code of a notification or delivery for which there is no template.
+const NO_TEMPLATE: &str = "template_not_found";
+/// The field of a delivery's context that notes that its channel has no template.
+const IN_CONTEXT: &str = "lacks_template";
 /// How many recipients a detail names at most.
 const NAMED: usize = 5;
 
@@ -23,8 +28,10 @@ impl Fan<'_> {
             _ => None,
         };
         match unreached.iter().map(why).collect::<Option<Vec<_>>>() {
-            Some(why) => park("no_recipient", format!("no recipient can be reached: {}", some_of(&why, "; "))),
-            None => self.no_template(),
+            Some(why) if self.lacking.is_empty() => {
+                park("no_recipient", format!("no recipient can be reached: {}", some_of(&why, "; ")))
+            }
+            _ => self.no_template(),
         }
     }
 
@@ -56,11 +63,9 @@ impl Fan<'_> {
         let fate = match (own, self.choice.filter(|_| is_asked)) {
             (Some(own), Some(_)) => {
                 let detail = format!("{place}: no template of the event type is for {own}, the channel of this {kind}");
-                skipped("template_not_found", detail)
+                skipped(NO_TEMPLATE, detail)
             }
-            (None, Some(_)) => {
-                skipped("template_not_found", format!("{place}: no template of the event type is for a {kind}"))
-            }
+            (None, Some(_)) => skipped(NO_TEMPLATE, format!("{place}: no template of the event type is for a {kind}")),
             (Some(own), None) => {
                 let detail =
                     format!("{} is reached on {own}, and the notification asks for {named}", party.field(kind));
@@ -71,13 +76,53 @@ impl Fan<'_> {
         Target::new(Facts::new(possible().next().unwrap_or("any"), party.recipient.value()), fate)
     }
 
+    /// Parks a notification for which there is no template. If it has templates and names only channels that do not
+    /// exist, the channels are the reason.
     pub(super) fn no_template(&self) -> Expansion {
-        let (event_type, named) = (&self.note.event_type, self.note.channels.join(", "));
-        let on = if named.is_empty() { "for any recipient".to_owned() } else { format!("on {named}") };
-        let detail =
-            format!("no active template of event type {event_type:?} can be used {on}; create one, then retry");
-        park("template_not_found", detail)
+        let named: Vec<&str> = self.note.channels.iter().map(|channel| channel_name(channel)).collect();
+        if let ([first, ..], Some(_)) = (&named[..], self.choice)
+            && !named.iter().any(|channel| self.routes.know(channel))
+            && let Fate::Ended { code, detail, .. } = unknown_channel(first, self.routes)
+        {
+            return park(code, detail);
+        }
+        let on = if named.is_empty() { "for any recipient".to_owned() } else { format!("on {}", named.join(", ")) };
+        park(NO_TEMPLATE, self.lack_of_template(&on))
     }
+
+    /// The parked delivery on a channel that has no template.
+    pub(super) fn no_template_on(&self, channel: &str) -> Fate {
+        match self.routes.know(channel) {
+            true => parked(NO_TEMPLATE, self.lack_of_template(&format!("on {channel}"))),
+            false => unknown_channel(channel, self.routes),
+        }
+    }
+
+    /// The target of a notification without recipients on a channel that has no template. It has no address, because
+    /// the template would give it.
+    pub(super) fn lacking_own(&self, channel: String) -> Target {
+        let fate = self.no_template_on(&channel);
+        Target::new(without_template(Facts { channel: Some(channel), ..Facts::default() }), fate)
+    }
+
+    fn lack_of_template(&self, on: &str) -> String {
+        let event_type = &self.note.event_type;
+        format!("no active template of event type {event_type:?} can be used {on}; create one, then retry")
+    }
+}
+
+/// Notes in the context of a delivery that its channel has no template.
+pub(super) fn without_template(facts: Facts) -> Facts {
+    Facts { context: Some(json!({ IN_CONTEXT: true }).to_string()), ..facts }
+}
+
+/// Whether a delivery has no template because its channel had none when its notification was expanded. A direct message
+/// has none either, but it needs none.
+#[must_use]
+pub fn lacks_template(facts: &Facts) -> bool {
+    let context = facts.context.as_deref().filter(|context| facts.template.is_none() && context.contains(IN_CONTEXT));
+    let read = context.and_then(|context| serde_json::from_str::<Value>(context).ok());
+    read.is_some_and(|context| context.get(IN_CONTEXT).is_some())
 }
 
 /// The skipped delivery of a user without an address on the channel. A user that does not exist is told apart from one

@@ -5,7 +5,8 @@ use std::collections::{BTreeSet, HashSet};
 
 use postcommit::{Recipient, Source, key, limits};
 use postcommit_channel::model::{
-    Facts, Provider, RESEND_KEY, Routes, StoredNotification, channels_of_kind, reachable, recipients_of, short_name,
+    Facts, Provider, RESEND_KEY, Routes, StoredNotification, channels_of_kind, lacks_template, reachable,
+    recipients_of, short_name,
 };
 use postcommit_channel::render::render;
 use serde_json::json;
@@ -279,7 +280,7 @@ impl Store {
         Ok(self.resent(tenant, wish).await?.unwrap_or(accepted))
     }
 
-    /// Reads the facts of a notification's deliveries on one channel that were not skipped.
+    /// Reads the facts of a notification's deliveries on one channel that were not skipped and have a text.
     async fn facts_over(&self, tenant: i32, id: Uuid, channel: &str) -> Result<Vec<Facts>, DbError> {
         let (facts, of_it) = (names::<Facts>(""), "tenant = $1 AND notification_id = $2 AND channel = $3");
         let sql = format!(
@@ -287,7 +288,9 @@ impl Store {
              UNION ALL SELECT {facts} FROM postcommit.delivery_ledger WHERE {of_it} AND state <> 'skipped'"
         );
         let rows = self.db.query(&sql, vec![tenant.into(), id.into(), channel.into()]).await?;
-        rows.into_iter().map(|mut row| Facts::read(&mut row, &in_order::<Facts>())).collect()
+        let facts = rows.into_iter().map(|mut row| Facts::read(&mut row, &in_order::<Facts>()));
+        // A delivery whose channel had no template has no text that could be copied.
+        facts.filter(|facts| facts.as_ref().map_or(true, |facts| !lacks_template(facts))).collect()
     }
 
     /// Returns the entity's newest notification of the event type, or of any type, that is not a copy. Its state does

@@ -15,12 +15,26 @@ use crate::store::{Lease, Store};
 /// The columns that change in a row that enters a lane. A retried delivery of a template that has no version yet gets
 /// the current version of the template. Its `lost_since` is cleared: a worker that lost the lease has sent nothing,
 /// because the expansion does not send such rows.
-const ENTERED: &str = "lease_token = NULL, lease_until = NULL,
-      lost_since = CASE WHEN q.template IS NOT NULL AND q.template_version IS NULL THEN NULL ELSE q.lost_since END,
-      template_version = CASE WHEN q.template IS NULL THEN q.template_version
-        ELSE coalesce(q.template_version, (SELECT t.version
-          FROM postcommit.template t
-          WHERE t.tenant = q.tenant AND t.id = q.template)) END";
+fn entered(template: &str) -> String {
+    format!(
+        "lease_token = NULL, lease_until = NULL,
+         lost_since = CASE WHEN {template} IS NOT NULL AND q.template_version IS NULL THEN NULL ELSE q.lost_since END,
+         template_version = CASE WHEN {template} IS NULL THEN q.template_version
+           ELSE coalesce(q.template_version, (SELECT t.version
+             FROM postcommit.template t
+             WHERE t.tenant = q.tenant AND t.id = {template})) END"
+    )
+}
+/// The columns that a retried delivery takes from its target. They differ from its row if its channel had no template
+/// when its notification was expanded.
+const TAKEN: [(&str, &str); 6] = [
+    ("target", "text"),
+    ("template", "text"),
+    ("language", "text"),
+    ("user_id", "text"),
+    ("context", "text"),
+    ("send_key", "text"),
+];
 
 /// The statements. Their one parameter is a JSON array of rows.
 struct EnterSql {
@@ -34,8 +48,9 @@ impl Store {
     pub async fn enter_lane(&self, lease: Lease, lane: i32) -> Result<bool, DbError> {
         let sql = format!(
             "UPDATE postcommit.delivery_queue AS q
-             SET lane = $5, {ENTERED}
-             WHERE q.tenant = $1 AND q.notification_id = $2 AND q.n = $3 AND q.lease_token = $4"
+             SET lane = $5, {}
+             WHERE q.tenant = $1 AND q.notification_id = $2 AND q.n = $3 AND q.lease_token = $4",
+            entered("q.template")
         );
         let key = lease.key;
         let parameters =
@@ -76,7 +91,7 @@ impl Store {
     fn enter_sql(&self) -> EnterSql {
         let own = Dialect(self);
         let key = [("notification_id", "uuid"), ("n", "int"), ("token", "uuid")];
-        let entered = [&key[..], &[("lane", "int"), ("context", "text")]].concat();
+        let columns = [&key[..], &[("lane", "int")], &TAKEN].concat();
         let ended =
             [&key[..], &[("state", "text"), ("code", "text"), ("error_class", "text"), ("detail", "text")]].concat();
         let leased = format!(
@@ -84,9 +99,10 @@ impl Store {
             own.tenant("q")
         );
         let (facts, of_row) = (names::<Facts>(""), names::<Facts>("q."));
-        let set = format!("lane = g.lane, context = g.context, {ENTERED}");
+        let taken = TAKEN.map(|(name, _)| format!("{name} = g.{name}")).join(", ");
+        let set = format!("lane = g.lane, {taken}, {}", entered("g.template"));
         EnterSql {
-            enter: own.update("delivery_queue AS q", &set, &entered, &leased),
+            enter: own.update("delivery_queue AS q", &set, &columns, &leased),
             end: format!(
                 "INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, state, code, error_class, detail,
                    attempts, seq, finished_at, {facts})
@@ -108,7 +124,10 @@ async fn write<S: Session>(session: &S, sql: &EnterSql, batch: &[Expanded]) -> R
                 "token": lease.token});
             match &target.fate {
                 Fate::Lane(lane) => {
-                    (row["lane"], row["context"]) = (json!(lane), json!(target.facts.context));
+                    let Facts { target, template, language, user_id, context, send_key, .. } = &target.facts;
+                    row["lane"] = json!(lane);
+                    let taken = [target, template, language, user_id, context, send_key];
+                    TAKEN.iter().zip(taken).for_each(|((name, _), value)| row[*name] = json!(value));
                     entered.push(row);
                 }
                 Fate::Ended { state, code, detail } => {

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::sync::LazyLock;
 
 use postcommit::Timestamp;
-use postcommit_channel::model::{DeliveryKey, ErrorClass, Facts, Fate, Target};
+use postcommit_channel::model::{DeliveryId, DeliveryKey, ErrorClass, Facts, Fate, Target};
 use rusqlite::{Connection, params};
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
@@ -141,6 +141,7 @@ fn expand_postgres(leave: &str, once: bool, held: bool) -> String {
     let (gathered, passed_on) =
         (each(|name| format!("array_agg(g.{name}) AS all_{name}")), each(|name| format!("g.all_{name}")));
     let (apart, named) = (each(|name| format!("all_{name}")), each(str::to_owned));
+    let [before, after] = SENT_ALREADY;
     // The send keys are written in order, so that two batches cannot deadlock.
     let (target, judged) = match once {
         false => ("target", String::new()),
@@ -148,23 +149,28 @@ fn expand_postgres(leave: &str, once: bool, held: bool) -> String {
             "judged",
             format!(
                 "held AS (
-                  INSERT INTO postcommit.send_key (tenant, key_hash, notification_id, n)
-                  SELECT tenant, key_hash, notification_id, n
+                  INSERT INTO postcommit.send_key AS k (tenant, key_hash, notification_id, n)
+                  SELECT DISTINCT ON (tenant, key_hash) tenant, key_hash, notification_id, n
                   FROM target
                   WHERE state IS NULL AND key_hash IS NOT NULL
                   ORDER BY tenant, key_hash, notification_id, n
-                  ON CONFLICT DO NOTHING
-                  RETURNING tenant, notification_id, n
+                  {take_over}
+                  RETURNING tenant, key_hash, notification_id, n
                 ), judged AS MATERIALIZED (
                   SELECT t.tenant, t.notification_id, t.n, t.lane, t.priority, greatest(t.due_at, t.not_before) AS due_at,
                     CASE WHEN t.not_before > t.due_at THEN NULL ELSE t.first_due_at END AS first_due_at, {lease}{facts},
                     CASE WHEN twice THEN 'skipped' ELSE state END AS state, CASE WHEN twice THEN NULL ELSE reason END AS reason,
                     CASE WHEN twice THEN '{DUPLICATE}' ELSE code END AS code, CASE WHEN twice THEN {class} ELSE error_class END AS error_class,
-                    CASE WHEN twice THEN '{SENT_ALREADY}' ELSE detail END AS detail, twice
+                    CASE WHEN twice THEN '{before}' || coalesce('delivery ' || ({in_batch}), 'delivery ' || ({earlier}), 'another delivery') || '{after}'
+                      ELSE detail END AS detail, twice
                   FROM target t
                   CROSS JOIN LATERAL (SELECT t.state IS NULL AND t.key_hash IS NOT NULL AND NOT EXISTS (
                     SELECT 1 FROM held h WHERE h.tenant = t.tenant AND h.notification_id = t.notification_id AND h.n = t.n) AS twice) k
                 ), ",
+                take_over = take_over(true),
+                // A key that a concurrent expansion wrote is not visible to this statement.
+                in_batch = "SELECT h.notification_id || '.' || h.n FROM held h WHERE h.tenant = t.tenant AND h.key_hash = t.key_hash",
+                earlier = "SELECT k.notification_id || '.' || k.n FROM postcommit.send_key k WHERE k.tenant = ANY (ARRAY[t.tenant]) AND k.key_hash = t.key_hash",
                 class = ErrorClass::of_code(DUPLICATE).map_or("NULL".into(), |class| format!("'{}'", class.name())),
             ),
         ),
@@ -204,8 +210,31 @@ fn expand_postgres(leave: &str, once: bool, held: bool) -> String {
 
 /// The code of a target whose send key another delivery holds.
 pub const DUPLICATE: &str = "duplicate";
-pub(in crate::store) const SENT_ALREADY: &str =
-    "the template is sent once per entity, and another delivery holds the send key";
+/// The text of such a target, before and after the delivery that holds the key.
+const SENT_ALREADY: [&str; 2] = [
+    "the template is sent once per entity, and ",
+    " holds the send key; `postcommit deliveries resend` sends it nevertheless",
+];
+
+/// Returns the text of a target whose send key this delivery holds.
+pub(in crate::store) fn sent_already(holder: DeliveryId) -> String {
+    let [before, after] = SENT_ALREADY;
+    format!("{before}delivery {holder}{after}")
+}
+
+/// The end of a statement that writes send keys into the table `k`. A key stays with the delivery that holds it. If that
+/// delivery ended before any attempt, it was not sent and never will be, so the new delivery takes the key over.
+pub(in crate::store) fn take_over(is_postgres: bool) -> String {
+    // On PostgreSQL the tenant is compared with an array, so that the planner uses the primary key (tests/it/planner.rs).
+    let tenant = if is_postgres { "ANY (ARRAY[k.tenant])" } else { "k.tenant" };
+    format!(
+        "ON CONFLICT (tenant, key_hash) DO UPDATE
+         SET notification_id = excluded.notification_id, n = excluded.n, created_at = excluded.created_at
+         WHERE EXISTS (SELECT 1 FROM postcommit.delivery_ledger l
+           WHERE l.tenant = {tenant} AND l.notification_id = k.notification_id AND l.n = k.n
+             AND l.state IN ('discarded', 'cancelled', 'expired') AND l.seq = 0 AND NOT l.unclear)"
+    )
+}
 
 /// The result of an expansion.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -471,8 +500,12 @@ static ENTER_SQLITE: LazyLock<String> = LazyLock::new(|| {
     insert("postcommit_delivery_ledger", &format!("{columns}, {}", names::<Facts>("")))
 });
 
-const HOLD_SQLITE: &str = "INSERT INTO postcommit_send_key (tenant, key_hash, notification_id, n, created_at)
-    VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT DO NOTHING";
+static HOLD_SQLITE: LazyLock<String> = LazyLock::new(|| {
+    let hold = "INSERT INTO postcommit.send_key AS k (tenant, key_hash, notification_id, n, created_at)
+        VALUES ($1, $2, $3, $4, $5)";
+    sqlite::dialect(&format!("{hold} {}", take_over(false)))
+});
+const HOLDER_SQLITE: &str = "SELECT notification_id, n FROM postcommit_send_key WHERE tenant = ?1 AND key_hash = ?2";
 
 pub(in crate::store) fn expand_sqlite(
     connection: &Connection,
@@ -490,12 +523,14 @@ pub(in crate::store) fn expand_sqlite(
     let Some(left) = left.into_iter().next().transpose()? else { return Ok(()) };
     let (priority, due_at, first_due_at, (lease_until, leased_at)) = left;
     for (n, target) in (one.first..).zip(&one.targets) {
-        let mut given = given(one.lease, n, target);
-        if let (Some(hash), None) = (target.once, given.state)
-            && Prepared::on(connection, HOLD_SQLITE)?.run(params![key.tenant, Id::from(hash), id, n, now])? == 0
-        {
+        let (mut given, mut holder) = (given(one.lease, n, target), None);
+        if let (Some(hash), None) = (target.once, given.state) {
+            holder = other_holder(connection, DeliveryKey { n, ..key }, hash, now)?;
+        }
+        let said = holder.map(sent_already);
+        if let Some(said) = &said {
             let class = ErrorClass::of_code(DUPLICATE).map(ErrorClass::name);
-            let (state, code, detail) = (Some("skipped"), Some(DUPLICATE), Some(SENT_ALREADY));
+            let (state, code, detail) = (Some("skipped"), Some(DUPLICATE), Some(said.as_str()));
             given = Given { state, code, detail, error_class: class, lane: 0, ..given };
             written.duplicates.push(DeliveryKey { n, ..key });
         }
@@ -517,4 +552,19 @@ pub(in crate::store) fn expand_sqlite(
     }
     written.expanded += 1;
     Ok(())
+}
+
+/// Writes the send key of a target. If another delivery keeps the key, returns that delivery.
+fn other_holder(
+    connection: &Connection,
+    key: DeliveryKey,
+    hash: Uuid,
+    now: i64,
+) -> Result<Option<DeliveryId>, DbError> {
+    let (hash, id) = (Id::from(hash), Id::from(key.notification));
+    if Prepared::on(connection, &HOLD_SQLITE)?.run(params![key.tenant, hash, id, key.n, now])? > 0 {
+        return Ok(None);
+    }
+    Prepared::on(connection, HOLDER_SQLITE)?
+        .first(params![key.tenant, hash], |row| Ok(DeliveryId { notification: row.take(0)?, n: row.take(1)? }))
 }

@@ -15,8 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures_util::FutureExt;
 use postcommit::Timestamp;
 use postcommit_channel::model::{
-    DIGEST_KEY, DIGESTED, DeliveryKey, Digesting, Fate, FinishedState, OpenDigest, Pace, Pacing, Period, THROTTLED,
-    Target,
+    DIGEST_KEY, DIGESTED, DeliveryId, DeliveryKey, Digesting, Fate, FinishedState, OpenDigest, Pace, Pacing, Period,
+    THROTTLED, Target,
 };
 use rusqlite::Connection;
 use serde_json::{Value as Json, json};
@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 pub(in crate::store) use sql::{Dialect, PacingSql};
 
-use super::expand::{DUPLICATE, Expanded, SENT_ALREADY, Written};
+use super::expand::{DUPLICATE, Expanded, Written, sent_already};
 use crate::crash_point;
 use crate::db::{DbError, Row, Transaction, Value, postgres, sqlite};
 use crate::store::NotificationRequest;
@@ -96,13 +96,13 @@ type Hash = (i32, Uuid);
 async fn pace<S: Session>(session: &S, sql: &PacingSql, batch: &mut Vec<Expanded>) -> Result<Written, DbError> {
     let Some(now) = keep_leased(session, sql, batch).await? else { return Ok(Written::default()) };
     let mut pacer = Pacer { session, sql, now, ..Pacer::begin(session, sql, batch).await? };
-    let duplicates = pacer.hold_keys(batch).await?;
+    let holders = pacer.hold_keys(batch).await?;
     for one in batch.iter_mut() {
         let key = one.lease.key;
         for (n, target) in (one.first..).zip(&mut one.targets) {
             let key = DeliveryKey { n, ..key };
             if is_live(target) {
-                pacer.judge(key, target, duplicates.contains(&key)).await?;
+                pacer.judge(key, target, holders.get(&key).copied()).await?;
             }
         }
     }
@@ -178,36 +178,45 @@ impl<'a, S: Session> Pacer<'a, S> {
         })
     }
 
-    /// Writes the send keys of targets with a throttle or digest. Returns the targets whose key another delivery holds.
-    async fn hold_keys(&self, batch: &[Expanded]) -> Result<BTreeSet<DeliveryKey>, DbError> {
-        let mut asked: BTreeMap<DeliveryKey, Json> = BTreeMap::new();
+    /// Writes the send keys of targets with a throttle or digest. Returns the targets whose key another delivery holds,
+    /// with that delivery.
+    async fn hold_keys(&self, batch: &[Expanded]) -> Result<BTreeMap<DeliveryKey, DeliveryId>, DbError> {
+        let (mut asked, mut first, mut hashes) = (vec![], vec![], BTreeSet::new());
         for (key, target, _) in live(batch) {
-            if let Some(hash) = target.once {
-                let DeliveryKey { tenant, notification, n } = key;
-                asked.insert(key, json!({"tenant": tenant, "key_hash": hash, "notification_id": notification, "n": n}));
-            }
+            let Some(hash) = target.once else { continue };
+            let DeliveryKey { tenant, notification, n } = key;
+            let row = json!({"tenant": tenant, "key_hash": hash, "notification_id": notification, "n": n});
+            // Of several targets with the same key, the first one asks for it: a statement may not write a row twice.
+            first.extend(hashes.insert((tenant, hash)).then(|| row.clone()));
+            asked.push(row);
         }
+        let mut holders = BTreeMap::new();
         if asked.is_empty() {
-            return Ok(BTreeSet::new());
+            return Ok(holders);
         }
-        // A delivery that is retried may hold its key already.
-        for sql in [&self.sql.hold_keys, &self.sql.own_keys] {
-            if !asked.is_empty() {
-                for row in &self.session.query(sql, asked.values().cloned().collect()).await? {
-                    asked.remove(&key_in(row)?);
-                }
+        self.session.query(&self.sql.hold_keys, first).await?;
+        for row in &self.session.query(&self.sql.holders, asked).await? {
+            let (key, holder) = (key_in(row)?, DeliveryId { notification: row.get(3)?, n: row.get(4)? });
+            // A delivery that is retried may hold its key already.
+            if holder != key.id() {
+                holders.insert(key, holder);
             }
         }
-        Ok(asked.into_keys().collect())
+        Ok(holders)
     }
 
-    /// Decides whether one target is sent, skipped or collected.
-    async fn judge(&mut self, key: DeliveryKey, target: &mut Target, is_duplicate: bool) -> Result<(), DbError> {
+    /// Decides whether one target is sent, skipped or collected. `holder` is another delivery that holds its send key.
+    async fn judge(
+        &mut self,
+        key: DeliveryKey,
+        target: &mut Target,
+        holder: Option<DeliveryId>,
+    ) -> Result<(), DbError> {
         // The send key was written before this step, or another delivery has it.
         let once = target.once.take();
         let Some(pacing) = target.pacing.take() else { return Ok(()) };
-        if is_duplicate {
-            target.fate = skipped(DUPLICATE, SENT_ALREADY.to_owned());
+        if let Some(holder) = holder {
+            target.fate = skipped(DUPLICATE, sent_already(holder));
             self.written.duplicates.push(key);
             return Ok(());
         }

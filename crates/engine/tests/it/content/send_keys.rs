@@ -85,4 +85,67 @@ on_both! {
         assert_eq!(world.outcomes(without_entity).await, [outcome("email", "sent", "")], "without an entity there is nothing to be once for");
         assert_eq!(world.count("send_key").await, 1);
     }
+
+    async fn c3_a_delivery_discarded_before_any_attempt_leaves_its_send_key_to_the_corrected_event(world) {
+        world.capture(json!({})).await;
+        let refusing = json!({"text": "Gate {{gateCode}}", "missing": "refuse", "once_per": "entity"});
+        let throttled = json!({"to": "{{guestPhone}}", "text": "Gate {{gateCode}}", "missing": "refuse", "once_per": "entity",
+            "throttle": {"max": 100, "per_s": 3600, "then": "skip"}});
+        world.write_template("sms", "sms", refusing).await;
+        world.write_template("voice", "voice", throttled).await;
+        let on = |state: &str, code: &str| ["sms", "voice"].map(|on| outcome(on, state, code));
+        let mut corrected = booking();
+        corrected["gateCode"] = json!("4711");
+        let wrong = world.book("1", json!({})).await;
+        world.pass().await;
+        assert_eq!(world.outcomes(wrong).await, on("parked", "missing_data"));
+        let early = world.book("1", json!({"payload": corrected})).await;
+        world.pass().await;
+        assert_eq!(world.outcomes(early).await, on("skipped", "duplicate"), "a parked delivery keeps its key");
+        for n in [1, 2] {
+            let said = world.deliveries(early).await.remove(n - 1).last_error.unwrap();
+            assert!(said.contains(&format!("delivery {wrong}.{n} holds")) && said.contains("postcommit deliveries resend"), "{said}");
+            assert!(world.store.discard(world.key(wrong, i32::try_from(n).unwrap())).await.unwrap());
+        }
+        let right = world.book("1", json!({"payload": corrected})).await;
+        let again = world.book("1", json!({"payload": corrected})).await;
+        world.pass().await;
+        let mut sent = [world.outcomes(right).await, world.outcomes(again).await];
+        sent.sort();
+        assert_eq!(sent, [on("sent", ""), on("skipped", "duplicate")]);
+        assert_eq!((world.outcomes(wrong).await, world.count("send_key").await), (on("discarded", "missing_data").to_vec(), 2));
+    }
+
+    async fn c3_a_delivery_cancelled_or_expired_before_any_attempt_leaves_its_send_key_to_the_next(world) {
+        let lane = world.capture(json!({})).await;
+        world.write_template("sms", "sms", json!({"text": "x", "once_per": "entity"})).await;
+        assert!(world.store.pause_lane(lane, None, "a test").await.unwrap());
+        let cancelled = world.book("1", json!({})).await;
+        let expired = world.book("2", json!({})).await;
+        world.pass().await;
+        world.cancel("1").await;
+        world.execute("UPDATE postcommit.notification SET expires_at = {now} WHERE entity = '2'", vec![]).await;
+        assert!(world.store.resume_lane(lane).await.unwrap());
+        world.pass().await;
+        assert_eq!(world.outcomes(cancelled).await, [outcome("sms", "cancelled", "cancelled")]);
+        assert_eq!(world.outcomes(expired).await, [outcome("sms", "expired", "expired")]);
+        for entity in ["1", "2"] {
+            let next = world.book(entity, json!({})).await;
+            world.pass().await;
+            assert_eq!(world.outcomes(next).await, [outcome("sms", "sent", "")]);
+        }
+        assert_eq!(world.count("send_key").await, 2);
+    }
+
+    async fn c3_a_delivery_that_was_attempted_keeps_its_send_key_when_it_is_discarded(world) {
+        world.capture(json!({"fail_on": format!("permanent*1={CONFIRMED}")})).await;
+        world.write_template("sms", "sms", json!({"text": "x", "once_per": "entity"})).await;
+        let attempted = world.book("1", json!({})).await;
+        world.pass().await;
+        assert_eq!((world.attempts(attempted).await.len(), world.outcomes(attempted).await[0].1.as_str()), (1, "parked"));
+        assert!(world.store.discard(world.key(attempted, 1)).await.unwrap());
+        let next = world.book("1", json!({})).await;
+        world.pass().await;
+        assert_eq!(world.outcomes(next).await, [outcome("sms", "skipped", "duplicate")]);
+    }
 }

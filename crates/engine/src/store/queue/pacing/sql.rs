@@ -1,6 +1,7 @@
 //! The statements of throttles and digests, in the form that both databases share.
 
 use crate::store::Store;
+use crate::store::queue::expand::take_over;
 
 /// The statements. Their one parameter is a JSON array of rows.
 pub(in crate::store) struct PacingSql {
@@ -15,7 +16,7 @@ pub(in crate::store) struct PacingSql {
     pub(super) note_digests: String,
     pub(super) add_items: String,
     pub(super) hold_keys: String,
-    pub(super) own_keys: String,
+    pub(super) holders: String,
     pub(super) release_keys: String,
     pub(super) make_due: String,
 }
@@ -146,15 +147,16 @@ impl Store {
                 own.given(&[("digest_id", "uuid"), ID, N])
             ),
             hold_keys: format!(
-                "INSERT INTO postcommit.send_key (tenant, key_hash, notification_id, n, created_at)
+                "INSERT INTO postcommit.send_key AS k (tenant, key_hash, notification_id, n, created_at)
                  SELECT g.tenant, g.key_hash, g.notification_id, g.n, {{now}} FROM {} WHERE 1 = 1
                  ORDER BY g.tenant, g.key_hash, g.notification_id, g.n
-                 ON CONFLICT DO NOTHING RETURNING tenant, notification_id, n",
-                own.given(&[HASH, ID, N])
+                 {}",
+                own.given(&[HASH, ID, N]),
+                take_over(own.is_postgres())
             ),
-            own_keys: format!(
-                "SELECT k.tenant, k.notification_id, k.n FROM {} JOIN postcommit.send_key k
-                   ON {} AND k.notification_id = g.notification_id AND k.n = g.n",
+            holders: format!(
+                "SELECT g.tenant, g.notification_id, g.n, k.notification_id, k.n
+                 FROM {} JOIN postcommit.send_key k ON {}",
                 own.given(&[HASH, ID, N]),
                 own.by_hash("k")
             ),
