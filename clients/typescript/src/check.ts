@@ -54,6 +54,11 @@ export function text(field: string, value: unknown, allowed = "a string"): strin
   return value;
 }
 
+export function flag(field: string, value: unknown): boolean {
+  if (typeof value !== "boolean") throw mistyped(field, value, "true or false");
+  return value;
+}
+
 /** An idempotency key. */
 export function key(field: string, value: unknown): string {
   return name(field, text(field, value, 'a string, e.g. key.of("booking", id, "confirmed", 1)'));
@@ -234,7 +239,7 @@ function walk(field: string, value: unknown, level: number): number {
 }
 
 /** Of any realm; an instance of a class, a Map or a Promise is none. */
-function isPlainObject(value: unknown): value is Record<string, unknown> {
+export function isPlainObject(value: unknown): value is Record<string, unknown> {
   if (typeof value !== "object" || value === null || Array.isArray(value)) return false;
   const prototype = Object.getPrototypeOf(value) as object | null;
   return prototype === null || Object.getPrototypeOf(prototype) === null;

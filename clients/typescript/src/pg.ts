@@ -7,7 +7,7 @@
  * What the client itself refuses leaves the transaction as it was. After an error of the database, also a strict
  * Conflict, PostgreSQL takes nothing but a rollback, of the transaction or to a savepoint before.
  */
-import { mistyped, name, shortName, toJson } from "./check.js";
+import { flag, isPlainObject, mistyped, name, shortName, toJson } from "./check.js";
 import { Conflict, Invalid } from "./errors.js";
 import { type Keyed, type Notification, keyed, keyedMany } from "./notification.js";
 
@@ -34,6 +34,11 @@ export interface What extends Where {
   /** Default: `default`. */
   tenant?: string;
 }
+
+/** Every option of a function and its rule. */
+type Rules<T> = Record<keyof T, (field: string, value: unknown) => unknown>;
+const HOW: Rules<How> = { strict: flag, outsideTransaction: flag };
+const WHAT: Rules<What> = { eventType: name, tenant: shortName, outsideTransaction: flag };
 
 /** Every parameter and its type. All travel as text and are cast by the database. */
 const TYPES = {
@@ -64,9 +69,10 @@ const ENQUEUE = `SELECT postcommit.enqueue(${NAMES.map((name, i) => `${name} => 
  * Enqueues in the transaction that `client` is in. Resolves to the notification's id; the first one's, when the key was used before.
  *
  * The same key with other content resolves to the first id and is noted; with `strict` it is a Conflict. A field beyond
- * its limit, and a Pool, is Invalid; other errors are those of `pg`.
+ * its limit, an unknown option, and a Pool, is Invalid; other errors are those of `pg`.
  */
 export async function enqueue(client: Queryable, note: Notification, how: How = {}): Promise<string> {
+  checkOptions(how, HOW);
   checkClient(client, how);
   const ready = keyed(note);
   const { rows } = await refusing([ready], how, client.query(ENQUEUE, values(ready, how.strict ?? false)));
@@ -75,6 +81,7 @@ export async function enqueue(client: Queryable, note: Notification, how: How = 
 
 /** Enqueues up to 1,000 in one round trip, all or nothing; the ids come in the order given. */
 export async function enqueueMany(client: Queryable, notes: readonly Notification[], how: How = {}): Promise<string[]> {
+  checkOptions(how, HOW);
   checkClient(client, how);
   const ready = keyedMany(notes);
   const batch = toJson("notifications", ready.map((note) => ({ ...note, strict: how.strict ?? false })));
@@ -85,14 +92,26 @@ export async function enqueueMany(client: Queryable, notes: readonly Notificatio
 
 /**
  * Takes back what is not yet sent for an entity, all event types or one. Resolves to how many deliveries; one that is under way is too
- * late and not counted, but it will not be tried again.
+ * late and not counted, but it will not be tried again. A string as the last argument is the event type. An unknown
+ * option is Invalid.
  */
-export async function cancel(client: Queryable, entity: string, how: What = {}): Promise<number> {
+export async function cancel(client: Queryable, entity: string, what: What | string = {}): Promise<number> {
+  const how = typeof what === "string" ? { eventType: what } : what;
+  checkOptions<What>(how, WHAT);
   checkClient(client, how);
-  const eventType = how.eventType === undefined ? null : name("event_type", how.eventType);
-  const what = [shortName("tenant", how.tenant ?? "default"), name("entity", entity), eventType];
-  const { rows } = await client.query("SELECT postcommit.cancel($1::text, $2::text, $3::text) AS cancelled", what);
+  const values = [how.tenant ?? "default", name("entity", entity), how.eventType ?? null];
+  const { rows } = await client.query("SELECT postcommit.cancel($1::text, $2::text, $3::text) AS cancelled", values);
   return Number((rows[0] as { cancelled: number }).cancelled);
+}
+
+/** An option that is not known must not be left out silently: `cancel` would then cancel more than was meant. */
+function checkOptions<T extends Where>(given: T, rules: Rules<T>): void {
+  const allowed = Object.keys(rules).sort().join(", ");
+  if (!isPlainObject(given)) throw mistyped("options", given, `an object with some of ${allowed}`);
+  for (const [option, value] of Object.entries(given)) {
+    if (!Object.hasOwn(rules, option)) throw new Invalid(option, `is not an option; it must be one of ${allowed}`);
+    if (value !== undefined) rules[option as keyof T](option, value);
+  }
 }
 
 function checkClient(client: Queryable, how: Where): void {

@@ -3,6 +3,8 @@
 
 use uuid::Uuid;
 
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
+use crate::error::ABORTED;
 use crate::{Error, Notification, limits};
 
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
@@ -100,17 +102,37 @@ pub fn parse_id(text: &str) -> Result<Uuid, Error> {
     text.parse().map_err(|e| Error::Database(Box::new(e)))
 }
 
-/// Recognises a strict conflict, which PostgreSQL raises as 23505. The message quotes the key and the tenant, which
-/// identifies the notification of the batch. The detail ends with the id of the first notification.
+/// What PostgreSQL says of a statement that it refused.
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
-pub fn postgres_conflict(code: &str, message: &str, detail: Option<&str>, notes: &[Notification]) -> Option<Error> {
-    let first = detail?.rsplit(' ').next()?.parse().ok()?;
+pub struct Refusal<'a> {
+    pub code: &'a str,
+    pub message: &'a str,
+    pub detail: Option<&'a str>,
+    pub constraint: Option<&'a str>,
+}
+
+/// Recognises a field beyond its limit, which PostgreSQL raises as 23514, and a strict conflict, which it raises as
+/// 23505.
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
+pub fn postgres_refusal(refusal: &Refusal<'_>, notes: &[Notification]) -> Option<Error> {
+    match refusal.code {
+        "23514" => beyond_limit(refusal.constraint?, ABORTED),
+        "23505" => postgres_conflict(refusal.message, refusal.detail?, notes),
+        _ => None,
+    }
+}
+
+/// The message quotes the key and the tenant, which identifies the notification of the batch. The detail ends with the
+/// id of the first notification.
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
+fn postgres_conflict(message: &str, detail: &str, notes: &[Notification]) -> Option<Error> {
+    let first = detail.rsplit(' ').next()?.parse().ok()?;
     let named = |note: &&Notification| {
         let (key, tenant) = (postgres_literal(&note.idempotency_key), postgres_literal(&note.tenant));
         message.starts_with(&format!("postcommit: idempotency_key {key} of tenant {tenant} was used"))
     };
-    let note = notes.iter().find(named).filter(|_| code == "23505")?;
-    Some(Error::Conflict { key: note.idempotency_key.clone(), first })
+    let note = notes.iter().find(named)?;
+    Some(Error::Conflict { key: note.idempotency_key.clone(), first, aborted: true })
 }
 
 /// Quotes like PostgreSQL's `quote_literal`.
@@ -124,4 +146,37 @@ fn postgres_literal(text: &str) -> String {
 #[cfg(any(feature = "sqlx-sqlite", feature = "rusqlite"))]
 pub fn is_sqlite_conflict(message: &str) -> bool {
     message.contains("was used with other content")
+}
+
+/// Recognises a field beyond its limit, which is a check constraint of SQLite.
+#[cfg(any(feature = "sqlx-sqlite", feature = "rusqlite"))]
+pub fn sqlite_limit(message: &str) -> Option<Error> {
+    let (_, constraint) = message.split_once("CHECK constraint failed: ")?;
+    beyond_limit(constraint.split_whitespace().next()?, "")
+}
+
+/// The fields that the database checks. None begins with the name of another.
+const LIMITED: [&str; 15] = [
+    "event_type",
+    "idempotency_key",
+    "payload",
+    "recipients",
+    "channels",
+    "priority",
+    "expires_at",
+    "entity",
+    "topic",
+    "correlation_id",
+    "title",
+    "body",
+    "action_url",
+    "data",
+    "source",
+];
+
+/// The name of a constraint contains the field and the limit: `title_at_most_998_bytes`.
+fn beyond_limit(constraint: &str, ending: &str) -> Option<Error> {
+    let limit_of = |field: &str| constraint.strip_prefix(field)?.strip_prefix('_').map(|limit| limit.replace('_', " "));
+    let (field, limit) = LIMITED.iter().find_map(|field| Some((*field, limit_of(field)?)))?;
+    Some(Error::invalid(field, format!("is refused; the rule is: {limit}{ending}")))
 }

@@ -1,10 +1,14 @@
 use uuid::Uuid;
 
+/// Ends the text of an error that PostgreSQL found.
+pub(crate) const ABORTED: &str = ". The transaction is aborted; roll back";
+
 /// The reason why a notification was not enqueued.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A field is missing, malformed or beyond its limit. Nothing was written.
+    /// A field is missing, malformed or beyond its limit. Nothing was written. Most fields are checked before any SQL is
+    /// run; if PostgreSQL found the problem, `problem` ends with "The transaction is aborted; roll back".
     #[error("{field}: {problem}")]
     Invalid {
         /// The name of the field in SQL and HTTP, e.g. `recipients[3].phone`.
@@ -14,13 +18,17 @@ pub enum Error {
     },
     /// The key was already used with other content. Over HTTP this is always an error, in SQL only with `strict`.
     #[error(
-        "idempotency_key: {key:?} was used with other content by notification {first}; nothing was enqueued; use another key"
+        "idempotency_key: {key:?} was used with other content by notification {first}; nothing was enqueued{}",
+        if *.aborted { ABORTED } else { "; use another key" }
     )]
     Conflict {
         /// The key that both notifications have.
         key: String,
         /// The notification that used the key first.
         first: Uuid,
+        /// True if PostgreSQL found the conflict: it accepts only a rollback, of the transaction or to an earlier
+        /// savepoint. False on SQLite, where the transaction goes on, and over HTTP.
+        aborted: bool,
     },
     /// The database refused the statement or could not be reached.
     #[error("database: {}", shown(&**.0))]

@@ -1,8 +1,10 @@
 //! Assertions for the application's own tests: they check whether a notification was enqueued in a transaction.
 //!
 //! Call an assertion on the transaction in which the code under test ran, then roll the transaction back: nothing is
-//! sent. The assertions read the view `notification_status`, so the database login of the test must own the schema or
-//! have the reader role. A login that has only the producer role may enqueue and cannot assert; the panic says so.
+//! sent. Outside a transaction every assertion panics: on PostgreSQL `refute_enqueued` would otherwise always pass.
+//!
+//! The assertions read the view `notification_status`, so the database login of the test must own the schema or have
+//! the reader role. A login that has only the producer role may enqueue and cannot assert; the panic says so.
 //!
 //! ```ignore
 //! let mut transaction = client.transaction().await?;
@@ -30,6 +32,15 @@ fn judge(found: &[(String, Option<String>)], event_type: &str, entity: Option<&s
     );
 }
 
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "rusqlite"))]
+const NO_TRANSACTION: &str = "this connection is not in a transaction; call assert_enqueued and refute_enqueued on the \
+    transaction in which the code under test ran, before it is committed or rolled back";
+
+/// Fails outside a transaction with the SQLSTATE 25P01, and changes nothing inside one. No function of PostgreSQL tells
+/// whether `BEGIN` was run.
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
+const POSTGRES_IN_TRANSACTION: &str = "SAVEPOINT postcommit_assertion; RELEASE SAVEPOINT postcommit_assertion";
+
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
 const POSTGRES_SEEN: &str = "\
     SELECT event_type, entity
@@ -42,6 +53,8 @@ const POSTGRES_SEEN: &str = "\
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
 fn cannot_read(code: Option<&str>, problem: &dyn std::fmt::Display) -> ! {
     const INSUFFICIENT_PRIVILEGE: &str = "42501";
+    const NO_ACTIVE_TRANSACTION: &str = "25P01";
+    assert!(code != Some(NO_ACTIVE_TRANSACTION), "{NO_TRANSACTION}");
     if code == Some(INSUFFICIENT_PRIVILEGE) {
         panic!(
             "the assertion needs the right to read the view postcommit.notification_status, which this login does not have \
@@ -70,11 +83,15 @@ pub mod tokio_postgres {
         event_type: &str,
         entity: Option<&str>,
     ) -> Vec<(String, Option<String>)> {
-        let rows = client.query(super::POSTGRES_SEEN, &[&event_type, &entity]).await.unwrap_or_else(|problem| {
-            let said = problem.as_db_error().map_or_else(|| problem.to_string(), ToString::to_string);
-            super::cannot_read(problem.code().map(::tokio_postgres::error::SqlState::code), &said)
-        });
+        client.batch_execute(super::POSTGRES_IN_TRANSACTION).await.unwrap_or_else(|problem| cannot_read(&problem));
+        let rows = client.query(super::POSTGRES_SEEN, &[&event_type, &entity]).await;
+        let rows = rows.unwrap_or_else(|problem| cannot_read(&problem));
         rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+    }
+
+    fn cannot_read(problem: &::tokio_postgres::Error) -> ! {
+        let said = problem.as_db_error().map_or_else(|| problem.to_string(), ToString::to_string);
+        super::cannot_read(problem.code().map(::tokio_postgres::error::SqlState::code), &said)
     }
 
     /// Panics unless this transaction has enqueued such a notification.
@@ -98,11 +115,15 @@ pub mod sqlx_postgres {
         event_type: &str,
         entity: Option<&str>,
     ) -> Vec<(String, Option<String>)> {
+        let in_transaction = ::sqlx::raw_sql(super::POSTGRES_IN_TRANSACTION).execute(&mut *connection).await;
+        in_transaction.unwrap_or_else(|problem| cannot_read(&problem));
         let select = ::sqlx::query_as(super::POSTGRES_SEEN).bind(event_type).bind(entity);
-        select.fetch_all(connection).await.unwrap_or_else(|problem| {
-            let code = problem.as_database_error().and_then(|database| database.code());
-            super::cannot_read(code.as_deref(), &problem)
-        })
+        select.fetch_all(connection).await.unwrap_or_else(|problem| cannot_read(&problem))
+    }
+
+    fn cannot_read(problem: &::sqlx::Error) -> ! {
+        let code = problem.as_database_error().and_then(|database| database.code());
+        super::cannot_read(code.as_deref(), problem)
     }
 
     /// Panics unless this transaction has enqueued such a notification.
@@ -127,6 +148,11 @@ pub mod sqlx_sqlite {
         event_type: &str,
         entity: Option<&str>,
     ) -> Vec<(String, Option<String>)> {
+        // Only outside a transaction can one begin. sqlx does not show SQLite's own flag.
+        if ::sqlx::raw_sql("BEGIN").execute(&mut *connection).await.is_ok() {
+            ::sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await.expect("roll back an empty transaction");
+            panic!("{}", super::NO_TRANSACTION);
+        }
         let select = ::sqlx::query_as(super::SQLITE_SEEN).bind(event_type).bind(entity);
         select.fetch_all(connection).await.expect("read postcommit_notification_status")
     }
@@ -148,6 +174,7 @@ pub mod rusqlite {
     use ::rusqlite::Connection;
 
     fn seen(connection: &Connection, event_type: &str, entity: Option<&str>) -> Vec<(String, Option<String>)> {
+        assert!(!connection.is_autocommit(), "{}", super::NO_TRANSACTION);
         let mut select = connection.prepare_cached(super::SQLITE_SEEN).expect("read postcommit_notification_status");
         let rows = select
             .query_map((event_type, entity), |row| Ok((row.get(0)?, row.get(1)?)))

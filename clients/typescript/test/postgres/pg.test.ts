@@ -163,3 +163,33 @@ test("many and cancel", () =>
     assert.equal(await postcommit.cancel(client, key, { eventType: "other" }), 0);
     assert.equal(await postcommit.cancel(client, key), 3);
   }));
+
+/** Wrong options, the field that the refusal names, and what it says. */
+const misspelt: [unknown, string, RegExp][] = [
+  [{ event_type: "e" }, "event_type", /is not an option; it must be one of .*outsideTransaction/],
+  [{ stirct: true }, "stirct", /is not an option; it must be one of .*outsideTransaction/],
+  [{ outsideTransaction: "no" }, "outsideTransaction", /is of type string; it must be true or false/],
+  [true, "options", /is of type boolean; it must be an object with some of/],
+  [null, "options", /is of type null; it must be an object/],
+  [["e"], "options", /is of type Array; it must be an object/],
+  [Promise.resolve({}), "options", /is of type Promise; .*; await it first/],
+];
+
+test("unknown options are refused before any SQL", () =>
+  inTransaction(async () => {
+    const notes = [{ event_type: "e", entity: key, idempotency_key: key, due_at: new Date("2090-01-01T00:00:00Z") }];
+    await postcommit.enqueueMany(client, notes);
+    const idle = { query: () => assert.fail("SQL was run") };
+    const many: typeof misspelt = [[{ strict: 1 }, "strict", /is of type number; it must be true or false/], ["strict", "options", /is of type string/]];
+    for (const [options, field, message] of [...misspelt, ...many]) {
+      const refusal = { name: "Invalid", field, message, aborted: false };
+      await assert.rejects(postcommit.enqueue(idle, { event_type: "e" }, options as object), refusal);
+      await assert.rejects(postcommit.enqueueMany(idle, [{ event_type: "e" }], options as object), refusal);
+    }
+    const cancels: typeof misspelt = [[{ eventType: 1 }, "eventType", /is of type number/], [{ tenant: null }, "tenant", /is of type null/], ["", "eventType", /has 0 characters/]];
+    for (const [options, field, message] of [...misspelt, ...cancels]) {
+      await assert.rejects(postcommit.cancel(idle, key, options as object), { name: "Invalid", field, message, aborted: false });
+    }
+    assert.equal(await postcommit.cancel(client, key, "other"), 0);
+    assert.equal(await postcommit.cancel(client, key, "e"), 1);
+  }));

@@ -9,7 +9,8 @@ use crate::{Error, Notification, enqueue as shared};
 /// notification's id. When the key was used before, returns the id of the first notification.
 ///
 /// # Errors
-/// [`Error::Conflict`] for a strict notification whose key was used with other content; [`Error::Database`] otherwise.
+/// [`Error::Conflict`] for a strict notification whose key was used with other content; [`Error::Invalid`] for a field
+/// beyond its limit; [`Error::Database`] otherwise. After the first two the transaction goes on.
 pub fn enqueue(connection: &Connection, note: &Notification) -> Result<Uuid, Error> {
     let arguments = shared::arguments(note, shared::sqlite_channels(note));
     let inserted =
@@ -18,9 +19,9 @@ pub fn enqueue(connection: &Connection, note: &Notification) -> Result<Uuid, Err
     match inserted {
         Ok(_) => first(),
         Err(error) if shared::is_sqlite_conflict(&error.to_string()) => {
-            Err(Error::Conflict { key: note.idempotency_key.clone(), first: first()? })
+            Err(Error::Conflict { key: note.idempotency_key.clone(), first: first()?, aborted: false })
         }
-        Err(error) => Err(database(error)),
+        Err(error) => Err(shared::sqlite_limit(&error.to_string()).unwrap_or_else(|| database(error))),
     }
 }
 

@@ -26,14 +26,15 @@ pub mod postgres {
     /// When the key was used before, returns the id of the first notification.
     ///
     /// # Errors
-    /// [`Error::Conflict`] for a strict notification whose key was used with other content; [`Error::Database`]
-    /// otherwise. After either, PostgreSQL accepts only a rollback: of the transaction, or to an earlier savepoint.
+    /// [`Error::Conflict`] for a strict notification whose key was used with other content; [`Error::Invalid`] for a
+    /// field beyond its limit; [`Error::Database`] otherwise. After each of them PostgreSQL accepts only a rollback: of
+    /// the transaction, or to an earlier savepoint.
     pub async fn enqueue(connection: &mut PgConnection, note: &Notification) -> Result<Uuid, Error> {
         let mut query = query_scalar::<_, String>(shared::POSTGRES_ENQUEUE);
         for argument in shared::arguments(note, shared::postgres_channels(note)) {
             query = query.bind(argument);
         }
-        let id = query.fetch_one(connection).await.map_err(|e| conflict(e, slice::from_ref(note)))?;
+        let id = query.fetch_one(connection).await.map_err(|e| refused(e, slice::from_ref(note)))?;
         shared::parse_id(&id)
     }
 
@@ -44,7 +45,7 @@ pub mod postgres {
     /// [`Error::Invalid`] for more than 1,000, otherwise as [`enqueue`].
     pub async fn enqueue_many(connection: &mut PgConnection, notes: &[Notification]) -> Result<Vec<Uuid>, Error> {
         let query = query_scalar::<_, String>(shared::POSTGRES_ENQUEUE_MANY).bind(shared::batch(notes)?);
-        let ids = query.fetch_all(connection).await.map_err(|e| conflict(e, notes))?;
+        let ids = query.fetch_all(connection).await.map_err(|e| refused(e, notes))?;
         ids.iter().map(|id| shared::parse_id(id)).collect()
     }
 
@@ -63,9 +64,12 @@ pub mod postgres {
         Ok(u64::from(query.fetch_one(connection).await.map_err(database)?.unsigned_abs()))
     }
 
-    fn conflict(error: SqlxError, notes: &[Notification]) -> Error {
-        let refused = error.as_database_error().and_then(|db| db.try_downcast_ref::<PgDatabaseError>());
-        let known = refused.and_then(|db| shared::postgres_conflict(db.code(), db.message(), db.detail(), notes));
+    fn refused(error: SqlxError, notes: &[Notification]) -> Error {
+        let refusal = error.as_database_error().and_then(|db| db.try_downcast_ref::<PgDatabaseError>()).map(|db| {
+            let (code, message, detail, constraint) = (db.code(), db.message(), db.detail(), db.constraint());
+            shared::Refusal { code, message, detail, constraint }
+        });
+        let known = refusal.and_then(|refusal| shared::postgres_refusal(&refusal, notes));
         known.unwrap_or_else(|| database(error))
     }
 }
@@ -83,8 +87,8 @@ pub mod sqlite {
     /// When the key was used before, returns the id of the first notification.
     ///
     /// # Errors
-    /// [`Error::Conflict`] for a strict notification whose key was used with other content; [`Error::Database`]
-    /// otherwise.
+    /// [`Error::Conflict`] for a strict notification whose key was used with other content; [`Error::Invalid`] for a
+    /// field beyond its limit; [`Error::Database`] otherwise. After the first two the transaction goes on.
     pub async fn enqueue(connection: &mut SqliteConnection, note: &Notification) -> Result<Uuid, Error> {
         let mut insert = query(shared::SQLITE_ENQUEUE);
         for argument in shared::arguments(note, shared::sqlite_channels(note)) {
@@ -94,9 +98,9 @@ pub mod sqlite {
             Ok(_) => id_of_key(connection, note).await,
             Err(error) if shared::is_sqlite_conflict(&error.to_string()) => {
                 let first = id_of_key(connection, note).await?;
-                Err(Error::Conflict { key: note.idempotency_key.clone(), first })
+                Err(Error::Conflict { key: note.idempotency_key.clone(), first, aborted: false })
             }
-            Err(error) => Err(database(error)),
+            Err(error) => Err(shared::sqlite_limit(&error.to_string()).unwrap_or_else(|| database(error))),
         }
     }
 

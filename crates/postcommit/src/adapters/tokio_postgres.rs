@@ -12,15 +12,14 @@ use crate::{Error, Notification, enqueue as shared};
 /// returns the id of the first notification.
 ///
 /// # Errors
-/// [`Error::Conflict`] for a strict notification whose key was used with other content; [`Error::Database`] otherwise.
-/// After either, PostgreSQL accepts only a rollback: of the transaction, or to an earlier savepoint.
+/// [`Error::Conflict`] for a strict notification whose key was used with other content; [`Error::Invalid`] for a field
+/// beyond its limit; [`Error::Database`] otherwise. After each of them PostgreSQL accepts only a rollback: of the
+/// transaction, or to an earlier savepoint.
 pub async fn enqueue(client: &impl GenericClient, note: &Notification) -> Result<Uuid, Error> {
     let arguments = shared::arguments(note, shared::postgres_channels(note));
     let parameters: Vec<&(dyn ToSql + Sync)> = arguments.iter().map(|a| a as _).collect();
-    let row = client
-        .query_one(shared::POSTGRES_ENQUEUE, &parameters)
-        .await
-        .map_err(|e| conflict(e, slice::from_ref(note)))?;
+    let row =
+        client.query_one(shared::POSTGRES_ENQUEUE, &parameters).await.map_err(|e| refused(e, slice::from_ref(note)))?;
     shared::parse_id(row.get(0))
 }
 
@@ -31,7 +30,7 @@ pub async fn enqueue(client: &impl GenericClient, note: &Notification) -> Result
 /// [`Error::Invalid`] for more than 1,000, otherwise as [`enqueue`].
 pub async fn enqueue_many(client: &impl GenericClient, notes: &[Notification]) -> Result<Vec<Uuid>, Error> {
     let batch = shared::batch(notes)?;
-    let rows = client.query(shared::POSTGRES_ENQUEUE_MANY, &[&batch]).await.map_err(|e| conflict(e, notes))?;
+    let rows = client.query(shared::POSTGRES_ENQUEUE_MANY, &[&batch]).await.map_err(|e| refused(e, notes))?;
     rows.iter().map(|row| shared::parse_id(row.get(0))).collect()
 }
 
@@ -50,10 +49,12 @@ pub async fn cancel(
     Ok(u64::from(row.get::<_, i32>(0).unsigned_abs()))
 }
 
-fn conflict(error: PgError, notes: &[Notification]) -> Error {
-    let known = error
-        .as_db_error()
-        .and_then(|db| shared::postgres_conflict(db.code().code(), db.message(), db.detail(), notes));
+fn refused(error: PgError, notes: &[Notification]) -> Error {
+    let refusal = error.as_db_error().map(|db| {
+        let (code, message, detail, constraint) = (db.code().code(), db.message(), db.detail(), db.constraint());
+        shared::Refusal { code, message, detail, constraint }
+    });
+    let known = refusal.and_then(|refusal| shared::postgres_refusal(&refusal, notes));
     known.unwrap_or_else(|| database(error))
 }
 

@@ -104,7 +104,7 @@ impl Problem {
     fn into_error(self, status: u16) -> Error {
         let kind = self.r#type.strip_prefix("urn:postcommit:problem:").unwrap_or("");
         match (kind, self.first, self.field) {
-            ("key-conflict", Some(first), _) => Error::Conflict { key: String::new(), first },
+            ("key-conflict", Some(first), _) => Error::Conflict { key: String::new(), first, aborted: false },
             ("invalid", _, Some(field)) => Error::Invalid { field, problem: shortened(&self.detail) },
             (kind, ..) => Error::refused(status, kind, &shortened(&self.detail)),
         }
@@ -123,7 +123,7 @@ impl Error {
     /// Adds the key to a conflict, because the server's response does not repeat it.
     pub(super) fn with_key(self, named: &str) -> Self {
         match self {
-            Self::Conflict { first, .. } => Self::Conflict { key: named.to_owned(), first },
+            Self::Conflict { first, aborted, .. } => Self::Conflict { key: named.to_owned(), first, aborted },
             other => other,
         }
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use postcommit::{Error, Notification, Recipient, Source, Timestamp, limits};
 use serde_json::json;
 
-use crate::adapter::{Adapter, on_every_adapter};
+use crate::adapter::{Adapter, Kind, on_every_adapter};
 use crate::world::{World, booking, count};
 
 on_every_adapter!(
@@ -22,6 +22,7 @@ on_every_adapter!(
     a_channel_may_be_called_null,
     a_payload_at_the_limit_is_taken,
     a_payload_beyond_the_limit_is_refused_by_builder_and_database,
+    an_expiry_in_the_past_is_invalid,
     the_shortest_life_is_taken,
     d4_enqueue_writes_the_queue_and_nothing_else,
 );
@@ -241,11 +242,24 @@ async fn a_payload_beyond_the_limit_is_refused_by_builder_and_database<A: Adapte
     // Changed after the check: the database checks again.
     let mut note = booking("k").build().unwrap();
     note.payload = payload;
-    let Error::Database(_) = world.enqueue(&note).await.unwrap_err() else { panic!("not the database's refusal") };
     let text = world.enqueue(&note).await.unwrap_err().to_string();
-    assert!(text.contains("payload_at_most_262144_bytes"), "{text}");
+    assert!(text.starts_with("payload: is refused; the rule is: at most 262144 bytes"), "{text}");
     assert!(!text.contains("guest@example.com") && text.len() < 300, "the row is in the error text: {text}");
     assert_eq!(world.count("notification").await, 0);
+}
+
+/// Only the database knows the current time.
+async fn an_expiry_in_the_past_is_invalid<A: Adapter>(mut world: World<A>) {
+    let note = booking("k").expires_at(Timestamp::from_micros(0)).build().unwrap();
+    world.run("BEGIN").await;
+    let one = world.enqueue(&note).await.unwrap_err();
+    world.run("ROLLBACK").await;
+    let many = world.enqueue_many(&[note]).await.unwrap_err();
+    let aborted = if A::KIND == Kind::Postgres { ". The transaction is aborted; roll back" } else { "" };
+    for refused in [one, many] {
+        assert_eq!(refused.to_string(), format!("expires_at: is refused; the rule is: after due at{aborted}"));
+        assert!(matches!(refused, Error::Invalid { .. }), "{refused:?}");
+    }
 }
 
 async fn the_shortest_life_is_taken<A: Adapter>(mut world: World<A>) {

@@ -123,7 +123,7 @@ async fn refusals_are_final_and_typed() {
 async fn a_conflict_names_the_key_and_the_first_id() {
     let server = HttpServer::start(|_| problem(409, "key-conflict", json!({"first": ID})));
     match client(&server).enqueue(&note()).await.unwrap_err() {
-        Error::Conflict { key, first } => {
+        Error::Conflict { key, first, .. } => {
             assert_eq!((key.as_str(), first.to_string().as_str()), ("booking:1:confirmed:1", ID));
         }
         other => panic!("{other}"),

@@ -13,6 +13,7 @@ on_every_adapter!(
     other_content_under_a_key_returns_the_first_id_and_is_recorded,
     every_part_of_the_content_is_compared,
     strict_names_the_key_and_the_first_id,
+    a_strict_conflict_says_whether_the_transaction_is_aborted,
     strict_with_the_same_content_is_no_conflict,
     strict_in_a_batch_names_the_conflicting_key,
     a_strict_conflict_can_be_survived_by_a_savepoint,
@@ -110,9 +111,28 @@ async fn strict_names_the_key_and_the_first_id<A: Adapter>(mut world: World<A>) 
 
 fn assert_conflict(refused: &Error, wanted_key: &str, wanted: uuid::Uuid) {
     match refused {
-        Error::Conflict { key, first } => assert_eq!((key.as_str(), *first), (wanted_key, wanted)),
+        Error::Conflict { key, first, .. } => assert_eq!((key.as_str(), *first), (wanted_key, wanted)),
         other => panic!("expected a conflict, found {other:?}"),
     }
+}
+
+/// On SQLite only the statement is undone, so another key can be used in the same transaction.
+async fn a_strict_conflict_says_whether_the_transaction_is_aborted<A: Adapter>(mut world: World<A>) {
+    world.enqueue(&booking("k").build().unwrap()).await.unwrap();
+    let other = booking("k").title("other").strict().build().unwrap();
+    world.run("BEGIN").await;
+    let one = world.enqueue(&other).await.unwrap_err().to_string();
+    let next = world.enqueue(&booking("another").build().unwrap()).await;
+    world.run("COMMIT").await;
+    world.run("BEGIN").await;
+    let many = world.enqueue_many(&[other]).await.unwrap_err().to_string();
+    world.run("ROLLBACK").await;
+    let (ending, stored) = match A::KIND {
+        Kind::Postgres => ("; nothing was enqueued. The transaction is aborted; roll back", 1),
+        Kind::Sqlite => ("; nothing was enqueued; use another key", 2),
+    };
+    assert!(one.ends_with(ending) && many.ends_with(ending), "{one}, {many}");
+    assert_eq!((next.is_ok(), world.count("notification").await), (A::KIND == Kind::Sqlite, stored));
 }
 
 async fn strict_with_the_same_content_is_no_conflict<A: Adapter>(mut world: World<A>) {

@@ -70,3 +70,24 @@ fn sdk_with_http_is_light() {
     );
     assert!(crates.len() <= 65, "{} crates: {crates:?}", crates.len());
 }
+
+/// Cargo finds the versions and features that docs/clients.md tells an application to depend on.
+#[test]
+fn the_dependencies_of_the_clients_page_resolve() {
+    let here = env!("CARGO_MANIFEST_DIR");
+    let page = std::fs::read_to_string(format!("{here}/../../docs/clients.md")).unwrap();
+    let (_, block) = page.split_once("```toml\n").unwrap();
+    let (dependencies, _) = block.split_once("```").unwrap();
+    let written = "../postcommit/crates/postcommit";
+    assert!(dependencies.contains(written), "{dependencies}");
+    let folder = tempfile::tempdir().unwrap();
+    let package = "[package]\nname = \"app\"\nedition = \"2024\"\n[lib]\npath = \"lib.rs\"\n";
+    let manifest = format!("{package}{}", dependencies.replace(written, here));
+    std::fs::write(folder.path().join("Cargo.toml"), manifest).unwrap();
+    std::fs::write(folder.path().join("lib.rs"), "").unwrap();
+    // The versions of this repository, which are there without a network.
+    std::fs::copy(format!("{here}/../../Cargo.lock"), folder.path().join("Cargo.lock")).unwrap();
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let tree = Command::new(cargo).args(["tree", "--offline"]).current_dir(folder.path()).output().unwrap();
+    assert!(tree.status.success(), "{}", String::from_utf8_lossy(&tree.stderr));
+}

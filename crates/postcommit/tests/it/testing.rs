@@ -14,6 +14,7 @@ on_every_adapter!(
     refute_enqueued_panics_when_a_notification_matches,
     refute_enqueued_finds_a_match_among_many_notifications,
     on_postgres_only_this_transaction_counts,
+    assertions_outside_a_transaction_panic,
     a_producer_is_told_that_asserting_needs_to_read,
 );
 
@@ -78,6 +79,16 @@ async fn on_postgres_only_this_transaction_counts<A: Adapter>(mut world: World<A
     match A::KIND {
         Kind::Postgres => world.refute_enqueued("booking.confirmed", None).await,
         Kind::Sqlite => world.assert_enqueued("booking.confirmed", None).await,
+    }
+}
+
+async fn assertions_outside_a_transaction_panic<A: Adapter>(mut world: World<A>) {
+    world.enqueue(&booking("k").build().unwrap()).await.unwrap();
+    let mut onlooker = world.onlooker().await;
+    let asserted = panic_of(async move { onlooker.assert_enqueued("booking.confirmed", None).await }).await.unwrap();
+    let refuted = panic_of(async move { world.refute_enqueued("booking.cancelled", None).await }).await.unwrap();
+    for text in [refuted, asserted] {
+        assert!(text.starts_with("this connection is not in a transaction"), "{text}");
     }
 }
 

@@ -117,7 +117,7 @@ impl Enqueue {
         let accepted = store.accept(vec![note]).await.pop().ok_or_else(gone)?.map_err(super::refused)?;
         let Accepted { id, duplicate, conflict } = accepted;
         if conflict && strict {
-            return Err(Failure::new(Exit::Refused, Error::Conflict { key, first: id }.to_string()));
+            return Err(Failure::new(Exit::Refused, Error::Conflict { key, first: id, aborted: false }.to_string()));
         }
         if owner.id.is_none() {
             // A misspelt name also creates a tenant, so tell the operator.
