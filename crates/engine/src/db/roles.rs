@@ -135,6 +135,19 @@ impl Holders {
 const TRIES: usize = 40;
 /// The wait between two tries.
 const NEXT_TRY: Duration = Duration::from_millis(250);
+/// Locks all tables and views first, in the order in which `enqueue` uses them, so that applications wait and no deadlock
+/// ends one of their transactions. A login that may not lock them cannot change them either.
+const LOCK_ALL: &str = "DO $$
+    DECLARE names text;
+    BEGIN
+      SELECT string_agg(c.oid::regclass::text, ', ' ORDER BY c.relkind = 'v',
+          coalesce(array_position(ARRAY['idempotency', 'tenant', 'notification', 'delivery_queue'], c.relname::text), 100), c.oid)
+        INTO names FROM pg_class c
+        WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition;
+      EXECUTE 'LOCK TABLE ' || names || ' IN ACCESS EXCLUSIVE MODE';
+    EXCEPTION WHEN insufficient_privilege THEN NULL;
+    END $$";
+
 /// The result of [`Db::make_roles`].
 #[derive(Debug, Clone)]
 pub struct MadeRoles {
@@ -193,6 +206,7 @@ async fn try_roles(db: &Postgres) -> Result<MadeRoles, DbError> {
     let mut client = db.client().await?;
     let transaction = client.transaction().await.map_err(refused)?;
     take_lock(&transaction).await?;
+    transaction.batch_execute(LOCK_ALL).await.map_err(refused)?;
     let before = Holders::read(&transaction, db.installation).await?;
     let foreigners = foreigners(&transaction, db.installation).await?;
     separate(&transaction, db.installation).await?;

@@ -380,8 +380,7 @@ async fn a_login_that_inherits_nothing_does_not_lose_the_schema() {
     enqueues_as(&database, owner.name()).await;
 }
 
-/// Applications and a server go on while an administrator creates the roles. A deadlock may end a transaction of either
-/// side, which is then repeated.
+/// Applications go on while an administrator creates the roles: none of their transactions is ended by a deadlock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn roles_are_made_while_applications_enqueue() {
     let world = World::postgres().await;
@@ -395,10 +394,10 @@ async fn roles_are_made_while_applications_enqueue() {
             let enqueue = "SELECT postcommit.enqueue('a', '{}', gen_random_uuid()::text)";
             while !is_over.load(Ordering::Relaxed) {
                 let transaction = client.transaction().await.unwrap();
-                match transaction.execute(enqueue, &[]).await {
-                    Ok(_) => transaction.commit().await.unwrap(),
-                    Err(problem) => assert_eq!(problem.code().unwrap().code(), "40P01"),
+                for _ in 0..3 {
+                    transaction.execute(enqueue, &[]).await.unwrap();
                 }
+                transaction.commit().await.unwrap();
             }
         });
     }
