@@ -79,7 +79,7 @@ impl<S: Send + Sync> FromRequest<S> for Text {
 async fn json_of<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, Problem> {
     let says_json = says_json(request.headers());
     let bytes = Bytes::from_request(request, state).await?;
-    match (bytes.trim_ascii().is_empty(), says_json) {
+    match (bytes.is_empty(), says_json) {
         (true, _) => Ok(Bytes::from_static(b"{}")),
         (false, true) => Ok(bytes),
         (false, false) => {
