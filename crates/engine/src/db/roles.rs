@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::client::Transaction;
 use super::installation::{Installation, SEPARATED};
 use super::migrate::LOCK;
-use super::postgres::{Postgres, is_deadlock, refused};
+use super::postgres::{Postgres, is_deadlock, is_held, refused};
 use super::{Db, DbError};
 
 /// The privileges of the roles that `migrate --roles` creates.
@@ -131,8 +131,8 @@ impl Holders {
     }
 }
 
-/// How often the roles are tried to be made if a deadlock with an application or a server ends the transaction.
-const TRIES: usize = 40;
+/// How often the roles are tried to be made while other transactions use the tables.
+const TRIES: usize = 10;
 /// The wait between two tries.
 const NEXT_TRY: Duration = Duration::from_millis(250);
 /// Locks all tables and views first, in the order in which `enqueue` uses them, so that applications wait and no deadlock
@@ -147,6 +147,9 @@ const LOCK_ALL: &str = "DO $$
       EXECUTE 'LOCK TABLE ' || names || ' IN ACCESS EXCLUSIVE MODE';
     EXCEPTION WHEN insufficient_privilege THEN NULL;
     END $$";
+/// How long the locks are waited for. Who needs a table meanwhile waits behind this transaction, so a long transaction of
+/// somebody else must not hold up everybody.
+const LOCK_WAIT: &str = "2s";
 
 /// The result of [`Db::make_roles`].
 #[derive(Debug, Clone)]
@@ -176,15 +179,21 @@ impl Db {
                 message: "SQLite has no roles; --roles is for PostgreSQL".into(),
             });
         };
-        // Applications and servers use the tables meanwhile, and PostgreSQL may end one of two transactions that wait for
-        // each other.
         for _ in 1..TRIES {
             match try_roles(db).await {
-                Err(problem) if is_deadlock(&problem) => tokio::time::sleep(NEXT_TRY).await,
+                Err(problem) if is_deadlock(&problem) || is_held(&problem) => tokio::time::sleep(NEXT_TRY).await,
                 done => return done,
             }
         }
-        try_roles(db).await
+        try_roles(db).await.map_err(|problem| match is_held(&problem) {
+            true => DbError::Refused {
+                code: "roles".into(),
+                message: "another transaction keeps the tables in use, and nothing was changed; end it \
+                    (pg_stat_activity names it) or wait for its end, then run `postcommit migrate --roles` again"
+                    .into(),
+            },
+            false => problem,
+        })
     }
 
     /// Returns the SQL that an administrator must run so that this login can use the tenants' role. If the roles of
@@ -206,7 +215,8 @@ async fn try_roles(db: &Postgres) -> Result<MadeRoles, DbError> {
     let mut client = db.client().await?;
     let transaction = client.transaction().await.map_err(refused)?;
     take_lock(&transaction).await?;
-    transaction.batch_execute(LOCK_ALL).await.map_err(refused)?;
+    let locks = format!("SET LOCAL lock_timeout = '{LOCK_WAIT}'; {LOCK_ALL}; SET LOCAL lock_timeout = 0");
+    transaction.batch_execute(&locks).await.map_err(refused)?;
     let before = Holders::read(&transaction, db.installation).await?;
     let foreigners = foreigners(&transaction, db.installation).await?;
     separate(&transaction, db.installation).await?;
