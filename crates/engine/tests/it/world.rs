@@ -294,13 +294,27 @@ impl World {
     /// Makes the database refuse this kind of write.
     pub async fn refuse(&self, refusal: RefusedWrite) {
         for sql in refusal.begin(self.is_postgres()) {
-            self.execute(&sql, vec![]).await;
+            self.change_schema(&sql).await;
         }
     }
 
     /// Ends a refusal.
     pub async fn heal(&self, refusal: RefusedWrite) {
-        self.execute(&refusal.end(self.is_postgres()), vec![]).await;
+        self.change_schema(&refusal.end(self.is_postgres())).await;
+    }
+
+    /// Runs a statement that locks tables. It tries again when PostgreSQL ends it because a dispatcher uses those tables in another order.
+    async fn change_schema(&self, sql: &str) {
+        for _ in 0..20 {
+            match self.store.db().execute_one(sql, vec![]).await {
+                Err(error) if error.to_string().contains("40P01") => {}
+                done => {
+                    done.unwrap();
+                    return;
+                }
+            }
+        }
+        panic!("deadlocked 20 times: {sql}");
     }
 
     /// Waits until the queue is empty.
