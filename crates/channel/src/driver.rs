@@ -5,6 +5,7 @@ mod host;
 pub(crate) mod http;
 mod in_app;
 mod kind;
+mod recipe;
 mod redact;
 mod smtp;
 pub(crate) mod webhook;
@@ -20,9 +21,10 @@ use uuid::Uuid;
 pub use capture::{FailOn, Mode};
 pub use host::host_of;
 pub use kind::{
-    Destination, KeyWindow, Kind, LocalSetting, NewSecret, Occasion, ReadyMade, destination, key_window, kind, kinds,
-    ready_made,
+    Destination, KeyWindow, Kind, LocalSetting, NewSecret, Occasion, ReadyMade, add_recipe, destination, key_window,
+    kind, names, ready_made,
 };
+pub use recipe::{Field, FieldType, Recipe};
 pub use webhook::sign;
 
 use crate::egress::Egress;

@@ -18,6 +18,7 @@ mod member_lists;
 mod migrate;
 mod notifications;
 mod providers;
+mod recipes;
 mod suppressions;
 mod templates;
 mod tenants;
@@ -185,6 +186,10 @@ impl Cli {
             return command.run(format, &layers);
         }
         let settings = layers.settings().map_err(|problem| Failure::new(Exit::Usage, problem))?;
+        if let Command::Providers(providers::Providers::Check { files }) = &self.command {
+            return recipes::check(format, files);
+        }
+        recipes::load(&settings.recipes)?;
         match self.command {
             Command::Serve { role, no_migrate, while_stdin, .. } => {
                 serve(&settings, ServeOptions { role, migrate: !no_migrate, while_stdin }, &signals).await

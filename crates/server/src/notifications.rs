@@ -3,10 +3,12 @@
 use std::collections::HashSet;
 
 use postcommit::Recipient;
-use postcommit_channel::model::{CHANNELS, Routes};
+use postcommit_channel::model::{CHANNELS, Provider, Routes};
 use postcommit_engine::db::DbError;
 use postcommit_engine::store::{Accepted, NotAccepted, NotificationRequest, Resend, Store};
 use serde::Deserialize;
+
+use crate::providers::recipe_of;
 
 /// The tenant that the JSON of a notification names.
 pub fn named_tenant(json: &str) -> serde_json::Result<Option<String>> {
@@ -38,7 +40,7 @@ pub async fn read(
         incoming = incoming.with_key(key)?;
     }
     check_providers(store, owner.id, &incoming).await?;
-    check_channels(store, owner.id, &incoming.note().channels).await?;
+    check_channels(store, owner.id, &incoming).await?;
     Ok(incoming)
 }
 
@@ -62,8 +64,9 @@ pub async fn resend(
     writer.resend(tenant, wish, copied).await.map(Some)
 }
 
-/// Checks that the named channels exist. The tenant's providers are read only if a name is not one of [`CHANNELS`].
-async fn check_channels(store: &Store, tenant: Option<i32>, channels: &[String]) -> Result<(), NotAccepted> {
+/// Checks that the named channels exist, and the data for channels that only providers know. The tenant's providers are read only if a name is not one of [`CHANNELS`].
+async fn check_channels(store: &Store, tenant: Option<i32>, incoming: &NotificationRequest) -> Result<(), NotAccepted> {
+    let channels = &incoming.note().channels;
     if channels.iter().all(|channel| CHANNELS.contains(&channel.as_str())) {
         return Ok(());
     }
@@ -73,6 +76,8 @@ async fn check_channels(store: &Store, tenant: Option<i32>, channels: &[String])
         None => vec![],
     };
     let routes = Routes(&providers);
+    let serves = |provider: &&Provider| provider.is_default && channels.contains(&provider.channel);
+    providers.iter().filter(serves).try_for_each(|provider| check_data(provider, incoming))?;
     match channels.iter().enumerate().find(|(_, channel)| !routes.know(channel)) {
         Some((index, unknown)) => Err(NotAccepted::Invalid {
             field: Some(format!("channels[{index}]")),
@@ -80,6 +85,19 @@ async fn check_channels(store: &Store, tenant: Option<i32>, channels: &[String])
         }),
         None => Ok(()),
     }
+}
+
+/// Checks the channel data of a message that no template makes, against what its provider needs (D7).
+fn check_data(provider: &Provider, incoming: &NotificationRequest) -> Result<(), NotAccepted> {
+    let note = incoming.note();
+    let Some(recipe) = recipe_of(provider).filter(|_| note.title.is_some() || note.body.is_some()) else {
+        return Ok(());
+    };
+    let data = note.data.as_ref().and_then(|data| data.get(&provider.channel));
+    recipe.check_data(&provider.settings, data).map_err(|problem| {
+        let (field, problem) = problem.split_once(": ").unwrap_or(("", &problem));
+        NotAccepted::Invalid { field: Some(format!("data.{}.{field}", provider.channel)), problem: problem.to_owned() }
+    })
 }
 
 /// Checks that each named provider is configured and enabled (D1).
@@ -101,7 +119,10 @@ async fn check_providers(
             None => None,
         };
         let problem = match found {
-            Some(found) if found.enabled => continue,
+            Some(found) if found.enabled => {
+                check_data(&found, incoming)?;
+                continue;
+            }
             Some(_) => format!("{provider:?} is disabled; enable it first"),
             None => format!("{provider:?} is not configured; create it first"),
         };

@@ -1,7 +1,9 @@
 //! The rules for configuring and testing providers that the API and the command line share.
 
+use std::sync::Arc;
+
 use postcommit::{Recipient, channel_name};
-use postcommit_channel::driver::{self, Destination, FailOn, Kind, NewSecret, Parts};
+use postcommit_channel::driver::{self, Destination, FailOn, Kind, NewSecret, Parts, Recipe};
 use postcommit_channel::egress::Egress;
 use postcommit_channel::model::{ErrorClass, Guarantee, PROVIDERS, Policy, Provider, ProviderChange, ProviderDraft};
 use postcommit_channel::secret::{KeySource, Keyring, Secret, SecretError, Secrets};
@@ -319,6 +321,11 @@ impl Workshop<'_> {
             None => Ok(()),
         }
     }
+}
+
+/// The recipe of a provider, if its driver is described by one.
+pub fn recipe_of(provider: &Provider) -> Option<Arc<Recipe>> {
+    driver::kind(&provider.driver).ok()?.recipe.clone()
 }
 
 /// The text of a test message if none is given.

@@ -49,6 +49,7 @@ pub struct Settings {
     pub dispatch: DispatchSettings,
     pub egress: EgressSettings,
     pub capture: CaptureSettings,
+    pub recipes: RecipesSettings,
     pub secrets: SecretsSettings,
     pub log: LogSettings,
     pub kpi: KpiSettings,
@@ -128,6 +129,12 @@ impl ApiSettings {
 #[derive(Debug, Clone, Deserialize)]
 pub struct CaptureSettings {
     pub fail_on: String,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct RecipesSettings {
+    /// The folder of the operator's own recipes. Empty: there are none.
+    pub folder: String,
 }
 
 #[derive(Debug, Clone, Deserialize)]

@@ -19,6 +19,8 @@ use postcommit_engine::store::{
 use serde_json::Value;
 use serde_json::value::to_raw_value;
 
+use crate::providers::recipe_of;
+
 /// The maximum number of characters of a note.
 pub const NOTE_CHARS: usize = 1000;
 /// The values of `once_per`.
@@ -250,12 +252,26 @@ impl Templates<'_> {
     /// Compiles the parts, and returns warnings about names that events of the type do not have.
     async fn check(&self, common: &Common, draft: &TemplateDraft, source: &Source) -> Result<Vec<Warning>, EditError> {
         let compiled = compiled(source).await?;
+        self.check_data(draft, source).await?;
         let mut names = self.known_names(common, &draft.event_type).await?;
         if let Some(names) = names.as_mut().filter(|_| draft.digest.is_some()) {
             names.extend(["items".to_owned(), "count".to_owned()]);
         }
         let unknown = unknown_names(&compiled, &draft.event_type, names.as_ref());
         Ok(compiled.warnings().iter().cloned().chain(unknown).collect())
+    }
+
+    /// Refuses channel data without a field that the default provider of the channel needs (C6).
+    async fn check_data(&self, draft: &TemplateDraft, source: &Source) -> Result<(), EditError> {
+        let providers = self.store.providers_of(self.tenant).await?;
+        let default = providers.iter().find(|provider| provider.is_default && provider.channel == draft.channel);
+        let Some(provider) = default else { return Ok(()) };
+        match recipe_of(provider) {
+            Some(recipe) => recipe
+                .check_template_data(&provider.settings, source.data.as_ref())
+                .map_err(|problem| EditError::Refused(format!("data.{problem}"))),
+            None => Ok(()),
+        }
     }
 
     /// The names that the declared event type has or, undeclared, recent events have. `None` if there are no events.

@@ -6,6 +6,10 @@ use crate::model::{ErrorClass, Evidence, Guarantee, Outcome, Report};
 
 /// The number of characters of an answer that the attempt log keeps.
 const EXCERPT_CHARS: usize = 512;
+/// The text that takes the place of a secret.
+pub(super) const REDACTED: &str = "[redacted]";
+/// The maximum number of characters of a receiver's own id.
+pub(super) const REFERENCE_CHARS: usize = 255;
 
 /// Translates the answer or the failure of a request into a report. `secrets` are redacted in the excerpt of the
 /// answer.
@@ -16,7 +20,8 @@ pub(crate) fn report(result: Result<HttpAnswer, EgressFailure>, guarantee: Guara
     }
 }
 
-fn failed(failure: &EgressFailure) -> Report {
+/// Translates the failure of a request into a report.
+pub(super) fn failed(failure: &EgressFailure) -> Report {
     let outcome = match failure.phase {
         // Our own address filter refused the request, or its URL is malformed. Another attempt would fail in the same
         // way.
@@ -77,7 +82,7 @@ fn redacted(text: String, secret: &str) -> String {
     let (mut left, mut from) = (String::new(), 0);
     for (at, found) in lower.match_indices(&secret) {
         left.push_str(&text[from..at]);
-        left.push_str("[redacted]");
+        left.push_str(REDACTED);
         from = at + found.len();
     }
     if from == 0 {

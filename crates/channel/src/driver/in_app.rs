@@ -32,6 +32,7 @@ pub(super) fn kind() -> Kind {
             settings: json!({"key_window_s": TEN_YEARS}),
             concurrency: 1000,
         }),
+        recipe: None,
         build: Arc::new(build),
     }
 }

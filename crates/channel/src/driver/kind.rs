@@ -2,13 +2,15 @@
 //! driver names.
 
 use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{Driver, Parts, capture, in_app, smtp, webhook};
+use super::recipe::SHIPPED;
+use super::{Driver, Parts, Recipe, capture, in_app, smtp, webhook};
 use crate::model::{Guarantee, Policy, Provider, ProviderDraft, TIMEOUT_MS};
 use crate::secret::Secret;
 
@@ -41,6 +43,8 @@ pub struct Kind {
     pub local_settings: Vec<LocalSetting>,
     /// The provider that is created automatically, if the driver has one.
     pub ready_made: Option<ReadyMade>,
+    /// The recipe, if the driver is described by one.
+    pub recipe: Option<Arc<Recipe>>,
     pub(super) build: Build,
 }
 
@@ -133,8 +137,8 @@ impl Kind {
             timeout_ms: TIMEOUT_MS,
             is_default: false,
             enabled: true,
-            rate_per_s: None,
-            burst: None,
+            rate_per_s: self.recipe.as_ref().and_then(|recipe| recipe.rate_per_s),
+            burst: self.recipe.as_ref().and_then(|recipe| recipe.burst),
         }
     }
 
@@ -150,19 +154,45 @@ impl Kind {
     }
 }
 
-static KINDS: LazyLock<Vec<Arc<Kind>>> =
-    LazyLock::new(|| [capture::kind(), in_app::kind(), smtp::kind(), webhook::kind()].map(Arc::new).to_vec());
+/// The drivers that are programs.
+static COMPILED: LazyLock<[Arc<Kind>; 4]> =
+    LazyLock::new(|| [capture::kind(), in_app::kind(), smtp::kind(), webhook::kind()].map(Arc::new));
 
-/// All drivers, sorted by name.
-pub fn kinds() -> Vec<Arc<Kind>> {
-    KINDS.clone()
+/// The drivers of the recipes that an operator added.
+static ADDED: RwLock<BTreeMap<String, Arc<Kind>>> = RwLock::new(BTreeMap::new());
+
+/// The names of all drivers, sorted.
+pub fn names() -> Vec<String> {
+    let shipped = SHIPPED.iter().map(|shipped| shipped.name.to_owned());
+    let added = ADDED.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect::<Vec<_>>();
+    let compiled = COMPILED.iter().map(|kind| kind.name.clone().into_owned());
+    compiled.chain(shipped).chain(added).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// Finds the driver with this name.
 pub fn kind(name: &str) -> Result<Arc<Kind>, String> {
-    let names = || KINDS.iter().map(|kind| kind.name.as_ref()).collect::<Vec<_>>().join(", ");
-    let found = KINDS.iter().find(|kind| kind.name == name).cloned();
-    found.ok_or_else(|| format!("driver: {name:?} is not known; allowed are {}", names()))
+    if let Some(kind) = COMPILED.iter().find(|kind| kind.name == name) {
+        return Ok(Arc::clone(kind));
+    }
+    if let Some(shipped) = SHIPPED.iter().find(|shipped| shipped.name == name) {
+        return shipped.kind();
+    }
+    let added = ADDED.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
+    added.ok_or_else(|| format!("driver: {name:?} is not known; allowed are {}", names().join(", ")))
+}
+
+/// Adds the recipe of an operator.
+/// # Errors
+/// Another driver has this name.
+pub fn add_recipe(recipe: Recipe) -> Result<(), String> {
+    let name = recipe.name.clone();
+    let mut added = ADDED.write().unwrap_or_else(PoisonError::into_inner);
+    let is_taken = COMPILED.iter().any(|kind| kind.name == name) || SHIPPED.iter().any(|shipped| shipped.name == name);
+    if is_taken || added.contains_key(&name) {
+        return Err(format!("name: another driver is named {name:?}; choose another name"));
+    }
+    added.insert(name, Arc::new(recipe.into_kind()));
+    Ok(())
 }
 
 /// The destination of a driver's messages. An unknown driver counts as a service.
@@ -186,7 +216,7 @@ pub fn ready_made(occasion: Occasion) -> Vec<ProviderDraft> {
         let (settings, concurrency) = (made.settings.clone(), made.concurrency);
         Some(ProviderDraft { settings, concurrency, is_default: true, ..kind.draft(&kind.name) })
     };
-    KINDS.iter().filter_map(draft).collect()
+    COMPILED.iter().filter_map(draft).collect()
 }
 
 #[cfg(test)]
@@ -222,6 +252,7 @@ mod tests {
             key_window: KeyWindow { default_s: 60, allowed_s: 1..=60 },
             local_settings: vec![],
             ready_made: None,
+            recipe: None,
             build: Arc::new(move |_| Ok(Box::new(Recipe(host.clone())))),
         }
     }

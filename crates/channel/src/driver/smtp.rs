@@ -3,7 +3,7 @@
 
 mod dialogue;
 mod idle;
-mod mail;
+pub(super) mod mail;
 mod reply;
 
 use std::sync::Arc;
@@ -40,6 +40,7 @@ pub(super) fn kind() -> Kind {
         key_window: KeyWindow::day(60..=2_592_000),
         local_settings: vec![],
         ready_made: None,
+        recipe: None,
         build: Arc::new(build),
     }
 }

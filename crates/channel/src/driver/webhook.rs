@@ -29,15 +29,15 @@ use crate::secret::{Secret, random};
 
 /// The driver's default channel, and the key of its part of a notification's `data`.
 pub(super) const CHANNEL: &str = "webhook";
-const AGENT: &str = concat!("postcommit/", env!("CARGO_PKG_VERSION"));
+pub(super) const AGENT: &str = concat!("postcommit/", env!("CARGO_PKG_VERSION"));
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
 const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+pub(super) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Headers that cannot be configured, in addition to `webhook-…`. The driver sets them itself, or they belong to the
 /// connection. A configured value would be ignored or break the request.
-const RESERVED: [&str; 15] = [
+pub(super) const RESERVED: [&str; 15] = [
     "connection",
     "content-length",
     "content-type",
@@ -58,8 +58,6 @@ const RESERVED: [&str; 15] = [
 const OWN_HEADERS: usize = 8;
 /// Headers of an answer that may hold the receiver's own id of the message, in order of preference.
 const REFERENCE_HEADERS: [&str; 2] = ["webhook-message-id", "x-request-id"];
-/// The maximum number of characters of a receiver's own id.
-const REFERENCE_CHARS: usize = 255;
 /// The key window: one week by default. Attempts may use 0.8 of it, which is longer than the default policy, whose last
 /// attempt is 76 hours after the first.
 const KEY_WINDOW: KeyWindow = KeyWindow { default_s: 604_800, allowed_s: 60..=2_592_000 };
@@ -76,6 +74,7 @@ pub(super) fn kind() -> Kind {
         key_window: KEY_WINDOW,
         local_settings: vec![],
         ready_made: None,
+        recipe: None,
         build: Arc::new(build),
     }
 }
@@ -317,7 +316,7 @@ fn reference(answer: &HttpAnswer) -> Option<String> {
         }
     };
     let is_good =
-        |id: &String| (1..=REFERENCE_CHARS).contains(&id.chars().count()) && !id.chars().any(char::is_control);
+        |id: &String| (1..=http::REFERENCE_CHARS).contains(&id.chars().count()) && !id.chars().any(char::is_control);
     let in_header = REFERENCE_HEADERS.iter().find_map(|name| of_header(name).filter(is_good));
     in_header.or_else(|| of_body().filter(is_good))
 }

@@ -95,6 +95,8 @@ pub struct Report {
     /// The wait that the provider asked for, with any outcome. If another attempt is allowed, the wait applies to the
     /// delivery and holds its host or lane.
     pub after: Option<Duration>,
+    /// Whether only this delivery waits as the provider asked. If false, its host or lane is held.
+    pub only_delivery: bool,
     /// The evidence for the outcome.
     pub evidence: Evidence,
     /// The content for a user's inbox. The transaction that settles the delivery writes it, so it is written exactly
@@ -115,7 +117,15 @@ pub struct Evidence {
 
 impl From<Outcome> for Report {
     fn from(outcome: Outcome) -> Self {
-        Self { outcome, class: None, captured: false, after: None, evidence: Evidence::default(), inbox: None }
+        Self {
+            outcome,
+            class: None,
+            captured: false,
+            after: None,
+            only_delivery: false,
+            evidence: Evidence::default(),
+            inbox: None,
+        }
     }
 }
 

@@ -3,5 +3,6 @@
 
 mod egress;
 mod instructions;
+mod recipes;
 mod smtp;
 mod templates;

@@ -533,7 +533,8 @@ fn demand_of(report: &Report, case: &Case<'_>) -> Option<CloseDemand> {
         Outcome::Deferred { .. }
         | Outcome::Unclear { .. }
         | Outcome::Rejected { because: Because::Unrecognised, .. } => {
-            report.after.map(|asked| CloseDemand::hold(asked.min(case.wait())))
+            let asked = report.after.filter(|_| !report.only_delivery);
+            asked.map(|asked| CloseDemand::hold(asked.min(case.wait())))
         }
         Outcome::Rejected { because: Because::Config, code } => {
             let why =

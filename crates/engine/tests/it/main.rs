@@ -35,6 +35,7 @@ mod own_row;
 mod planner;
 mod providers;
 mod rates;
+mod recipes;
 mod refused_lane;
 mod refused_result;
 mod routing;

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 
-use super::{ProblemResponses, TenantQuery, one_of};
+use super::{ProblemResponses, TenantQuery};
 use crate::app::{App, AppState};
 use crate::auth::{Caller, Editor, Operator, Reader};
 use crate::problem::{Problem, ProblemKind};
@@ -248,9 +248,9 @@ description! {
 }
 
 fn drivers() -> Object {
-    one_of(driver::kinds().iter().map(|kind| kind.name.as_ref()))
-        .description(Some("The driver of the provider."))
-        .build()
+    let about =
+        format!("The driver of the provider: {}, or a recipe of this installation.", driver::names().join(", "));
+    ObjectBuilder::new().schema_type(Type::String).description(Some(about)).build()
 }
 
 fn guarantees() -> Object {

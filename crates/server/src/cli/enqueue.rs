@@ -26,8 +26,7 @@ pub struct Enqueue {
     #[arg(required_unless_present = "json")]
     event_type: Option<String>,
     /// Recipient: email:a@b.c, phone:+49…, webhook:https://…, slack:…, teams:…, user:ID, list:NAME or
-    /// provider:NAME:ADDRESS; repeatable. Only user and webhook have a driver that sends; other addresses need a
-    /// provider with the driver capture, which only records messages
+    /// provider:NAME:ADDRESS; repeatable. All but user need a provider that serves the channel
     #[arg(long = "to", value_name = "RECIPIENT")]
     to: Vec<String>,
     /// The event's data as JSON; @FILE reads a file, - reads stdin, here and for --data, --source and --json

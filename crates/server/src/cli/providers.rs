@@ -72,6 +72,17 @@ pub enum Providers {
         #[arg(long, value_parser = driver::host_of)]
         host: Option<String>,
     },
+    /// List the drivers, or show what one of them needs
+    Drivers {
+        /// Name of the driver
+        name: Option<String>,
+    },
+    /// Check the files of recipes; exits 1 if one is not valid
+    Check {
+        /// Files of recipes
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<std::path::PathBuf>,
+    },
     /// Send a test message immediately, without the queue; exits 1 if it was not sent
     Test(test::Test),
     /// Delete a provider; refused while deliveries wait for it
@@ -144,8 +155,13 @@ pub struct Description {
 
 impl Providers {
     pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
+        if let Self::Drivers { name } = self {
+            return super::recipes::drivers(format, name.as_deref());
+        }
         let store = super::acting(settings).await?;
         match self {
+            // Neither needs the database.
+            Self::Drivers { .. } | Self::Check { .. } => Ok(Exit::Ok),
             Self::Create(description) => description.create(format, settings, &store).await,
             Self::Update(description) => description.update(format, settings, &store).await,
             Self::List { tenant } => list(format, &store, super::tenant(&store, tenant.as_deref()).await?).await,
@@ -282,8 +298,8 @@ fn workshop<'a>(store: &'a Store, keys: &'a KeySource, egress: &'a Egress, new_k
 
 /// The names of all drivers, as words of a sentence.
 fn drivers() -> String {
-    let kinds = driver::kinds();
-    let names: Vec<&str> = kinds.iter().map(|kind| kind.name.as_ref()).collect();
+    let names = driver::names();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
     match names.split_last() {
         Some((last, [])) => (*last).to_owned(),
         Some((last, others)) => format!("{} or {last}", others.join(", ")),

@@ -9,6 +9,7 @@ mod mail;
 mod operate;
 mod passes;
 mod quick_start;
+mod recipes;
 mod secrets;
 mod settings;
 mod templates;

@@ -20,31 +20,31 @@ const WORD_BYTES: usize = 900;
 
 /// A mail as it is sent: the addresses of the envelope and the bytes.
 #[derive(Debug)]
-pub(super) struct Mail {
-    pub(super) sender: String,
-    pub(super) recipient: String,
+pub(in crate::driver) struct Mail {
+    pub(in crate::driver) sender: String,
+    pub(in crate::driver) recipient: String,
     /// The message with CR LF at the end of each line. Dots are not doubled yet.
-    pub(super) bytes: Vec<u8>,
+    pub(in crate::driver) bytes: Vec<u8>,
 }
 
 /// The sender of all mails of a provider.
 #[derive(Debug, Clone)]
-pub(super) struct Sender {
+pub(in crate::driver) struct Sender {
     /// The address in the header `From`.
-    pub(super) from: Mailbox,
+    pub(in crate::driver) from: Mailbox,
     /// The address in the header `Reply-To`.
-    pub(super) reply_to: Option<Mailbox>,
+    pub(in crate::driver) reply_to: Option<Mailbox>,
     /// The sender of the envelope, which gets the reports of failed deliveries.
-    pub(super) envelope: String,
+    pub(in crate::driver) envelope: String,
     /// The domain of the Message-ID.
-    pub(super) domain: String,
+    pub(in crate::driver) domain: String,
 }
 
 /// The reason why no mail can be made: a code and a sentence.
-pub(super) type Refusal = (&'static str, String);
+pub(in crate::driver) type Refusal = (&'static str, String);
 
 /// Parses a mail address with an optional name, such as `Hotel Sonne <desk@hotel.example>`.
-pub(super) fn mailbox(text: &str) -> Result<Mailbox, String> {
+pub(in crate::driver) fn mailbox(text: &str) -> Result<Mailbox, String> {
     const SHAPE: &str = "must be a mail address such as desk@hotel.example or Hotel Sonne <desk@hotel.example>";
     check::one_line(text)?;
     let (name, address) = match text.trim().strip_suffix('>').and_then(|text| text.split_once('<')) {
@@ -67,7 +67,7 @@ fn address_of(text: &str) -> Result<Address, String> {
 }
 
 /// Builds the mail of a delivery.
-pub(super) fn build(sender: &Sender, message: &Message<'_>) -> Result<Mail, Refusal> {
+pub(in crate::driver) fn build(sender: &Sender, message: &Message<'_>) -> Result<Mail, Refusal> {
     let recipient = address_of(message.target).map_err(|problem| ("bad_address", format!("the address {problem}")))?;
     let id = message.key.provider_key();
     let subject = subject(&message.content);
@@ -137,7 +137,7 @@ fn with_crlf(text: &str) -> String {
 
 /// The bytes of the mail as they are written after DATA, without the final dot: a dot at the beginning of a line is
 /// doubled, every line ends with CR LF, and a CR or LF alone does not exist.
-pub(super) fn dot_stuffed(bytes: &[u8]) -> Vec<u8> {
+pub(in crate::driver) fn dot_stuffed(bytes: &[u8]) -> Vec<u8> {
     let mut wire = Vec::with_capacity(bytes.len() + bytes.len() / 64 + 2);
     let mut rest = bytes;
     while !rest.is_empty() {

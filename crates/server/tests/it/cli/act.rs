@@ -312,7 +312,7 @@ fn b12_a_provider_s_rate_is_set_shown_and_taken_off() {
 fn a_provider_that_cannot_work_is_refused_by_field() {
     let shell = Shell::ready();
     for (arguments, expected) in [
-        (vec!["--driver", "pigeon"], "driver: \"pigeon\" is not known; allowed are capture, in_app, webhook"),
+        (vec!["--driver", "pigeon"], "driver: \"pigeon\" is not known; allowed are brevo, capture, "),
         (vec!["--driver", "webhook", "--set", "ulr=https://x"], "settings.ulr: unknown field `ulr`"),
         (vec!["--driver", "webhook", "--set", "url=ftp://x"], "settings.url: must be a full http or https URL"),
         (vec!["--driver", "webhook", "--secret", "secret=hush"], "secret: must be whsec_"),

@@ -1,0 +1,373 @@
+//! Drivers that are described by data: `docs/recipes.md`. A recipe is a TOML file that says how an HTTP service is called
+//! and how its answers are read.
+
+mod answer;
+mod expression;
+mod field;
+mod file;
+mod request;
+mod shipped;
+mod tree;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use ::http::HeaderValue;
+use ::http::header::AUTHORIZATION;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use minijinja::Value;
+use serde_json::Value as Json;
+use sha2::{Digest, Sha256};
+use url::Url;
+use uuid::Uuid;
+
+use self::answer::Answers;
+use self::expression::{Expression, shown, value};
+use self::field::Fields;
+pub use self::field::{Field, FieldType};
+use self::request::RequestForm;
+pub(super) use self::shipped::SHIPPED;
+use super::redact::Redactions;
+use super::smtp::mail::{self, Sender};
+use super::webhook::TRACEPARENT;
+use super::{Destination, Driver, KeyWindow, Kind, Message, Parts, Sending, http};
+use crate::egress::{Call, Egress};
+use crate::model::{Because, ErrorClass, Guarantee, Outcome, Policy, Report};
+use crate::secret::Secrets;
+
+/// The names that the expressions of a request may read.
+const VALUES: [&str; 15] = [
+    "action_url",
+    "channel",
+    "data",
+    "event",
+    "html",
+    "key",
+    "key_uuid",
+    "mail",
+    "mail_from",
+    "secret",
+    "settings",
+    "subject",
+    "text",
+    "to",
+    "unsubscribe_url",
+];
+
+/// An HTTP service as data.
+#[derive(Debug)]
+pub struct Recipe {
+    /// The name of the driver.
+    pub name: String,
+    /// The name of the service.
+    pub title: String,
+    pub channel: String,
+    pub guarantee: Guarantee,
+    /// The reason for the guarantee.
+    pub because: String,
+    key_window_s: Option<u64>,
+    policy: Policy,
+    pub rate_per_s: Option<f64>,
+    pub burst: Option<i32>,
+    /// How sure the facts are, and when they were checked.
+    pub facts: String,
+    pub settings: Fields,
+    pub secrets: Fields,
+    pub data: Fields,
+    limits: Vec<Limit>,
+    request: RequestForm,
+    answers: Answers,
+    /// Whether the request contains a whole mail.
+    mail: bool,
+}
+
+/// A value that the service does not take.
+#[derive(Debug)]
+struct Limit {
+    /// The name of the value in messages.
+    name: String,
+    of: Expression,
+    chars: Option<usize>,
+    bytes: Option<usize>,
+    /// Texts that the value must not contain.
+    without: Vec<String>,
+}
+
+/// The reason why no request can be made.
+struct Refusal {
+    code: &'static str,
+    class: ErrorClass,
+    detail: String,
+}
+
+impl Refusal {
+    fn content(detail: String) -> Self {
+        Self { code: "bad_content", class: ErrorClass::InvalidContent, detail }
+    }
+
+    fn too_long(detail: String) -> Self {
+        Self { code: "too_long", class: ErrorClass::InvalidContent, detail }
+    }
+}
+
+impl From<Refusal> for Report {
+    fn from(refusal: Refusal) -> Self {
+        let report = Self::from(Outcome::refused(refusal.code)).because(refusal.detail);
+        Self { class: Some(refusal.class), ..report }
+    }
+}
+
+impl Recipe {
+    /// Reads a recipe from the text of its file.
+    /// # Errors
+    /// The first problem, with its line.
+    pub fn read(text: &str) -> Result<Self, String> {
+        file::read(text)
+    }
+
+    /// Checks the channel data of a message against what the recipe needs. The error names the field.
+    pub fn check_data(&self, settings: &Json, data: Option<&Json>) -> Result<(), String> {
+        field::data(&self.data, settings, data)
+    }
+
+    /// Checks the channel data of a template, whose texts are rendered later. The error names the field.
+    pub fn check_template_data(&self, settings: &Json, data: Option<&Json>) -> Result<(), String> {
+        let rendered = |value: &Json| value.as_str().is_some_and(|text| text.contains("{{") || text.contains("{%"));
+        let fixed = self.data.iter().filter(|(name, _)| !data.and_then(|data| data.get(name)).is_some_and(rendered));
+        field::data(fixed, settings, data)
+    }
+
+    /// The driver of this recipe.
+    #[must_use]
+    pub fn into_kind(self) -> Kind {
+        let recipe = Arc::new(self);
+        let window = recipe.key_window_s.unwrap_or(86_400);
+        let builder = Arc::clone(&recipe);
+        Kind {
+            name: recipe.name.clone().into(),
+            channel: recipe.channel.clone().into(),
+            guarantee: recipe.guarantee,
+            policy: recipe.policy.clone(),
+            destination: Destination::Service,
+            secrets: recipe.secrets.keys().map(|name| Cow::from(name.clone())).collect(),
+            new_secret: None,
+            key_window: KeyWindow { default_s: window, allowed_s: window..=window },
+            local_settings: vec![],
+            ready_made: None,
+            recipe: Some(recipe),
+            build: Arc::new(move |parts| build(Arc::clone(&builder), parts)),
+        }
+    }
+}
+
+/// A provider of a recipe.
+struct FromRecipe {
+    recipe: Arc<Recipe>,
+    /// The settings with their defaults, for expressions and for the check of the channel data.
+    settings: (Value, Json),
+    secret: Value,
+    secrets: Secrets,
+    sender: Option<Sender>,
+    guarantee: Guarantee,
+    egress: Egress,
+}
+
+fn build(recipe: Arc<Recipe>, parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
+    if parts.guarantee == Guarantee::Idempotent && recipe.guarantee != Guarantee::Idempotent {
+        let because = &recipe.because;
+        return Err(format!(
+            "guarantee: idempotent is not possible, because {because}; use at_least_once or at_most_once"
+        ));
+    }
+    let mut settings = field::settings(&recipe.settings, parts.settings, parts.egress)?;
+    for (name, field) in &recipe.secrets {
+        match parts.secrets.get(name) {
+            // The secret is revealed here to check its form.
+            Some(secret) => field
+                .check(&secret.reveal().into(), Some(parts.egress), false)
+                .map_err(|problem| format!("secret {name}: {problem}"))?,
+            None if field.is_required() => {
+                return Err(format!("secret: {name:?} is missing: {}; set it with --secret {name}=@FILE", field.help));
+            }
+            None => {}
+        }
+    }
+    let has_sender = recipe.settings.get("from").is_some_and(|from| from.r#type == FieldType::Mailbox);
+    let sender = if has_sender { sender(&settings)? } else { None };
+    if let Some(sender) = &sender {
+        settings.insert("from_email".into(), sender.from.email.to_string().into());
+        settings.insert("from_name".into(), sender.from.name.clone().into());
+    }
+    // The secrets are revealed here, because the request contains them.
+    let secret = parts.secrets.iter().map(|(name, secret)| (name.as_str(), Value::from(secret.reveal())));
+    let (secret, settings) = (Value::from_pairs(secret), Json::Object(settings));
+    Ok(Box::new(FromRecipe {
+        recipe,
+        settings: (value(&settings), settings),
+        secret,
+        secrets: parts.secrets.clone(),
+        sender,
+        guarantee: parts.guarantee,
+        egress: parts.egress.clone(),
+    }))
+}
+
+/// The sender of mails, if the settings name one.
+fn sender(settings: &serde_json::Map<String, Json>) -> Result<Option<Sender>, String> {
+    let mailbox = |name: &str| {
+        let text = settings.get(name).and_then(Json::as_str);
+        text.map(|text| mail::mailbox(text).map_err(|problem| format!("settings.{name}: {problem}"))).transpose()
+    };
+    let Some(from) = mailbox("from")? else { return Ok(None) };
+    let (envelope, domain) = (from.email.to_string(), from.email.domain().to_owned());
+    Ok(Some(Sender { reply_to: mailbox("reply_to")?, envelope, domain, from }))
+}
+
+impl Driver for FromRecipe {
+    fn send<'a>(&'a self, message: Message<'a>) -> Sending<'a> {
+        Box::pin(async move {
+            let mut request = match self.request(&message) {
+                Ok(request) => request,
+                Err(refusal) => return refusal.into(),
+            };
+            if let Some(parent) = message.traceparent.and_then(|parent| HeaderValue::from_str(parent).ok()) {
+                request.headers.insert(TRACEPARENT, parent);
+            }
+            let redactions = self.redactions(message.target, &request);
+            let fresh = self.guarantee == Guarantee::AtMostOnce;
+            let request::Request { method, url, headers, body } = request;
+            let call = Call { method, url, headers, body, timeout: message.timeout, fresh };
+            let report = match self.egress.send(call).await {
+                Ok(answer) => self.recipe.answers.report(&answer, self.guarantee, &redactions),
+                Err(failure) => http::failed(&failure),
+            };
+            if is_url(message.target) { of_one_receiver(report) } else { report }
+        })
+    }
+}
+
+impl FromRecipe {
+    fn request(&self, message: &Message<'_>) -> Result<request::Request, Refusal> {
+        let data: Option<Json> = message.content.data.as_deref().and_then(|data| serde_json::from_str(data.get()).ok());
+        self.recipe.check_data(&self.settings.1, data.as_ref()).map_err(|problem| Refusal {
+            code: "missing_data",
+            class: ErrorClass::InvalidContent,
+            detail: format!("data.{}.{problem}", message.channel),
+        })?;
+        let key = message.key.provider_key();
+        let key_uuid = uuid_of(&key).to_string();
+        let context = self.context(message, &key, &key_uuid, data.as_ref())?;
+        self.recipe.limits.iter().try_for_each(|limit| limit.check(&context))?;
+        self.recipe.request.build(&context, &key_uuid)
+    }
+
+    fn context(&self, message: &Message<'_>, key: &str, key_uuid: &str, data: Option<&Json>) -> Result<Value, Refusal> {
+        let content = &message.content;
+        let text = |text: &Option<String>| {
+            text.as_deref().filter(|text| !text.is_empty()).map_or(Value::UNDEFINED, Value::from)
+        };
+        let mut values = vec![
+            ("to", message.target.into()),
+            ("channel", message.channel.into()),
+            ("subject", text(&content.subject)),
+            ("text", text(&content.text)),
+            ("html", text(&content.html)),
+            ("action_url", text(&content.action_url)),
+            ("unsubscribe_url", text(&content.unsubscribe_url)),
+            ("data", data.map_or(Value::UNDEFINED, value)),
+            ("key", key.into()),
+            ("key_uuid", key_uuid.into()),
+            ("event", event(message)),
+            ("settings", self.settings.0.clone()),
+            ("secret", self.secret.clone()),
+        ];
+        if self.recipe.mail
+            && let Some(sender) = &self.sender
+        {
+            let mail = mail::build(sender, message).map_err(|(code, detail)| Refusal {
+                code,
+                class: ErrorClass::InvalidContent,
+                detail,
+            })?;
+            values.push(("mail", STANDARD.encode(mail.bytes).into()));
+            values.push(("mail_from", mail.sender.into()));
+        }
+        Ok(Value::from_pairs(values))
+    }
+
+    /// The strings to redact in the answer: the secrets, the credentials as they are sent, and the address.
+    fn redactions(&self, target: &str, request: &request::Request) -> Vec<String> {
+        let mut redactions = Redactions::default();
+        // The secrets are revealed here to search for them in the answer. A URL may be a secret.
+        for secret in self.secrets.values() {
+            redactions.secrets(secret.reveal());
+            redactions.address(secret.reveal(), Url::parse(secret.reveal()).ok().as_ref());
+        }
+        if let Some(value) = request.headers.get(AUTHORIZATION) {
+            redactions.header(&String::from_utf8_lossy(value.as_bytes()));
+        }
+        redactions.address(target, Url::parse(target).ok().as_ref());
+        redactions.into_texts()
+    }
+}
+
+impl Limit {
+    fn check(&self, context: &Value) -> Result<(), Refusal> {
+        let text = shown(&self.of.value(context).map_err(Refusal::content)?);
+        let (chars, bytes) = (text.chars().count(), text.len());
+        if let Some(most) = self.chars.filter(|most| chars > *most) {
+            return Err(Refusal::too_long(format!("{} has {chars} characters; the service takes {most}", self.name)));
+        }
+        if let Some(most) = self.bytes.filter(|most| bytes > *most) {
+            return Err(Refusal::too_long(format!("{} has {bytes} bytes; the service takes {most}", self.name)));
+        }
+        match self.without.iter().find(|forbidden| text.contains(forbidden.as_str())) {
+            Some(forbidden) => Err(Refusal::content(format!(
+                "{} contains {forbidden:?}, which the service would not take as text",
+                self.name
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The event for expressions.
+fn event(message: &Message<'_>) -> Value {
+    let event = &message.raw_event;
+    let some = |text: Option<&str>| text.map_or(Value::UNDEFINED, Value::from);
+    let payload: Option<Json> = serde_json::from_str(event.payload.get()).ok();
+    Value::from_pairs([
+        ("id", event.id.to_string().into()),
+        ("type", event.event_type.into()),
+        ("tenant", event.tenant.into()),
+        ("entity", some(event.entity)),
+        ("topic", some(event.topic)),
+        ("key", event.idempotency_key.into()),
+        ("created_at", event.created_at.to_string().into()),
+        ("payload", payload.as_ref().map_or(Value::UNDEFINED, value)),
+    ])
+}
+
+/// A UUID that is always the same for the same key.
+fn uuid_of(key: &str) -> Uuid {
+    let hash: [u8; 32] = Sha256::digest(key).into();
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&hash[..16]);
+    uuid::Builder::from_random_bytes(bytes).into_uuid()
+}
+
+fn is_url(target: &str) -> bool {
+    target.starts_with("https://") || target.starts_with("http://")
+}
+
+/// The report on a receiver whose URL is the address. What it answers does not concern other receivers.
+fn of_one_receiver(mut report: Report) -> Report {
+    report.only_delivery = true;
+    if let Outcome::Rejected { because, .. } = &mut report.outcome
+        && *because == Because::Config
+    {
+        *because = Because::Refused;
+    }
+    report
+}

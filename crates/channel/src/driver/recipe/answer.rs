@@ -1,0 +1,229 @@
+//! Reads the answer of a service by the rules of a recipe.
+
+use std::time::Duration;
+
+use ::http::HeaderMap;
+use minijinja::Value;
+use serde::Deserialize;
+
+use super::expression::{Expression, Names, shown, value};
+use crate::clock;
+use crate::driver::http::{REDACTED, REFERENCE_CHARS, excerpt};
+use crate::egress::HttpAnswer;
+use crate::model::{ErrorClass, Evidence, Guarantee, Outcome, Report};
+
+/// The names that expressions on answers may read.
+pub(super) const NAMES: [&str; 4] = ["headers", "json", "status", "text"];
+/// The most characters of a service's error code that are kept.
+const CODE_CHARS: usize = 64;
+/// The most characters of a service's error text that are kept.
+const TEXT_CHARS: usize = 300;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SuccessText {
+    when: String,
+    id: Option<String>,
+    #[serde(default)]
+    delivered: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AnswerText {
+    code: Option<String>,
+    text: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ErrorText {
+    when: String,
+    outcome: Effect,
+    class: ErrorClass,
+    #[serde(default)]
+    holds: Holds,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WaitText {
+    seconds: Option<String>,
+    milliseconds: Option<String>,
+    epoch: Option<String>,
+}
+
+/// What an answer means for the delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Effect {
+    Deferred,
+    Rejected,
+    Config,
+    Unclear,
+}
+
+/// What waits if the service asks for it.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Holds {
+    #[default]
+    Lane,
+    Delivery,
+}
+
+/// The compiled rules.
+#[derive(Debug)]
+pub(super) struct Answers {
+    success: Expression,
+    id: Option<Expression>,
+    delivered: bool,
+    code: Option<Expression>,
+    text: Option<Expression>,
+    errors: Vec<(Expression, Effect, ErrorClass, Holds)>,
+    waits: Vec<(Unit, Expression)>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Unit {
+    Seconds,
+    Milliseconds,
+    /// Seconds since 1970.
+    Epoch,
+}
+
+impl Answers {
+    pub(super) fn new(
+        success: &SuccessText,
+        answer: &AnswerText,
+        errors: &[ErrorText],
+        waits: &[WaitText],
+    ) -> Result<Self, String> {
+        let names = Names { roots: &NAMES, settings: vec![], secrets: vec![] };
+        let compile =
+            |path: String, text: &str| Expression::new(text, &names).map_err(|problem| format!("{path}: {problem}"));
+        let some =
+            |path: &str, text: &Option<String>| text.as_deref().map(|text| compile(path.to_owned(), text)).transpose();
+        let error = |(i, error): (usize, &ErrorText)| {
+            let when = compile(format!("error[{i}].when"), &error.when)?;
+            Ok((when, error.outcome, error.class, error.holds))
+        };
+        let wait = |(i, wait): (usize, &WaitText)| {
+            let (unit, name, text) = match (&wait.seconds, &wait.milliseconds, &wait.epoch) {
+                (Some(text), None, None) => (Unit::Seconds, "seconds", text),
+                (None, Some(text), None) => (Unit::Milliseconds, "milliseconds", text),
+                (None, None, Some(text)) => (Unit::Epoch, "epoch", text),
+                _ => return Err(format!("retry_after[{i}]: must have one of seconds, milliseconds and epoch")),
+            };
+            Ok((unit, compile(format!("retry_after[{i}].{name}"), text)?))
+        };
+        Ok(Self {
+            success: compile("success.when".into(), &success.when)?,
+            id: some("success.id", &success.id)?,
+            delivered: success.delivered,
+            code: some("answer.code", &answer.code)?,
+            text: some("answer.text", &answer.text)?,
+            errors: errors.iter().enumerate().map(error).collect::<Result<_, String>>()?,
+            waits: waits.iter().enumerate().map(wait).collect::<Result<_, String>>()?,
+        })
+    }
+
+    /// Translates an answer. `secrets` are redacted in what is kept of it.
+    pub(super) fn report(&self, answer: &HttpAnswer, guarantee: Guarantee, secrets: &[String]) -> Report {
+        let context = context(answer);
+        // An expression that fails on an answer of another shape is not true for it.
+        let is_true = |expression: &Expression| expression.is_true(&context).unwrap_or(false);
+        let read = |expression: &Option<Expression>| {
+            let text =
+                expression.as_ref().and_then(|expression| expression.value(&context).ok()).map(|value| shown(&value));
+            text.map(|text| excerpt(text.as_bytes(), secrets)).filter(|text| !text.is_empty())
+        };
+        let mut evidence = Evidence { excerpt: Some(excerpt(&answer.body, secrets)), ..Evidence::default() };
+        evidence.excerpt.take_if(|text| text.is_empty());
+        let after = self.wait(&context).max(answer.retry_after());
+        let is_whole = answer.body_complete && !answer.truncated;
+        if (200..=299).contains(&answer.status) && is_true(&self.success) {
+            // A shortened or redacted id is useless.
+            let is_whole = |id: &String| id.chars().count() <= REFERENCE_CHARS && !id.contains(REDACTED);
+            evidence.provider_ref = read(&self.id).filter(is_whole);
+            let outcome = if self.delivered { Outcome::Delivered } else { Outcome::Sent };
+            return Report { evidence, after, ..Report::from(outcome) };
+        }
+        let code = read(&self.code).map(|code| code.chars().take(CODE_CHARS).collect());
+        let code: String = code.unwrap_or_else(|| format!("http_{}", answer.status));
+        let said = read(&self.text).map(|text| text.chars().take(TEXT_CHARS).collect::<String>());
+        let rule = self.errors.iter().find(|(when, ..)| is_true(when));
+        let (effect, class, holds) = match rule {
+            Some((_, effect, class, holds)) => (Some(*effect), *class, *holds),
+            None => {
+                let (effect, class) = by_status(answer.status, guarantee);
+                (effect, class, Holds::Lane)
+            }
+        };
+        let outcome = match effect {
+            Some(Effect::Deferred) => Outcome::deferred(code),
+            Some(Effect::Rejected) => Outcome::refused(code),
+            Some(Effect::Config) => Outcome::config(code),
+            Some(Effect::Unclear) => Outcome::unclear(code),
+            None => Outcome::unclear("unexpected_answer"),
+        };
+        evidence.detail = Some(match (said, effect) {
+            (Some(said), _) => format!("the service answered {}: {said}", answer.status),
+            (None, None) if !is_whole => {
+                format!("the service answered {}, but its answer could not be read to its end", answer.status)
+            }
+            (None, None) => {
+                format!("the service answered {}, but not as the recipe expects it of a success", answer.status)
+            }
+            (None, Some(_)) => format!("the service answered {}", answer.status),
+        });
+        let only_delivery = holds == Holds::Delivery;
+        Report { class: Some(class), evidence, after, only_delivery, ..Report::from(outcome) }
+    }
+
+    /// The wait that the service asks for in a form of its own.
+    fn wait(&self, context: &Value) -> Option<Duration> {
+        let read = |(unit, expression): &(Unit, Expression)| {
+            let number: f64 = shown(&expression.value(context).ok()?).trim().parse().ok()?;
+            let seconds = match unit {
+                Unit::Seconds => number,
+                Unit::Milliseconds => number / 1000.0,
+                Unit::Epoch => number - clock::now().as_micros() as f64 / 1_000_000.0,
+            };
+            Duration::try_from_secs_f64(seconds).ok().filter(|wait| !wait.is_zero())
+        };
+        self.waits.iter().find_map(read)
+    }
+}
+
+/// What a status means where no rule of the recipe applies. `None` for a success that the recipe does not accept.
+fn by_status(status: u16, guarantee: Guarantee) -> (Option<Effect>, ErrorClass) {
+    let class = ErrorClass::of_http(status);
+    match status {
+        200..=299 => (None, ErrorClass::Unknown),
+        300..=399 | 404 | 405 => (Some(Effect::Config), ErrorClass::Config),
+        401..=403 | 407 => (Some(Effect::Config), class),
+        // Another request with our key is being processed. Without keys, it is a conflict that stays.
+        409 | 423 if guarantee != Guarantee::Idempotent => (Some(Effect::Rejected), class),
+        409 | 423 | 425 | 429 | 503 | 507 => (Some(Effect::Deferred), class),
+        400..=407 | 410..=499 => (Some(Effect::Rejected), class),
+        _ => (Some(Effect::Unclear), class),
+    }
+}
+
+fn context(answer: &HttpAnswer) -> Value {
+    let is_whole = answer.body_complete && !answer.truncated;
+    let parsed = serde_json::from_slice(&answer.body).ok().filter(|_| is_whole);
+    let text = String::from_utf8_lossy(&answer.body);
+    Value::from_pairs([
+        ("status", Value::from(answer.status)),
+        ("json", parsed.as_ref().map_or(Value::UNDEFINED, value)),
+        ("text", Value::from(text.trim())),
+        ("headers", headers(&answer.headers)),
+    ])
+}
+
+fn headers(headers: &HeaderMap) -> Value {
+    let pairs = headers.iter().filter_map(|(name, value)| Some((name.as_str(), Value::from(value.to_str().ok()?))));
+    Value::from_pairs(pairs)
+}

@@ -1,0 +1,338 @@
+//! The expressions of recipes. They read values and compare them. They have no loops, call no functions and reach nothing
+//! outside of the values that are given to them.
+
+use std::fmt;
+use std::sync::LazyLock;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use minijinja::value::ValueKind;
+use minijinja::{Environment, UndefinedBehavior, Value};
+use serde_json::Value as Json;
+
+/// The longest expression, in bytes. The engine's parser is recursive, so expressions are compiled on a thread with a
+/// large stack.
+const EXPRESSION_BYTES: usize = 4000;
+/// The number of steps after which an expression is ended.
+const STEPS: u64 = 20_000;
+/// The names of the filters.
+const FILTERS: [&str; 11] =
+    ["after", "base64", "before", "contains", "digits", "every", "is_url", "join", "json", "max", "slack"];
+
+static ENGINE: LazyLock<Environment<'static>> = LazyLock::new(|| {
+    let mut engine = Environment::empty();
+    engine.set_undefined_behavior(UndefinedBehavior::Chainable);
+    engine.set_fuel(Some(STEPS));
+    engine.add_filter("after", |text: Value, mark: String| part_of(&text, &mark, |(_, after)| after));
+    engine.add_filter("base64", |text: Value| of_text(&text, |text| STANDARD.encode(text)));
+    engine.add_filter("before", |text: Value, mark: String| match part_of(&text, &mark, |(before, _)| before) {
+        none if none.is_undefined() => text,
+        before => before,
+    });
+    engine.add_filter("contains", contains);
+    engine
+        .add_filter("digits", |text: Value| of_text(&text, |text| text.chars().filter(char::is_ascii_digit).collect()));
+    engine.add_filter("every", |list: Value, field: String, wanted: Value| {
+        let mut items = list.try_iter().into_iter().flatten().peekable();
+        items.peek().is_some() && items.all(|item| item.get_attr(&field).is_ok_and(|value| value == wanted))
+    });
+    engine.add_filter("is_url", |text: Value| {
+        text.as_str().is_some_and(|text| text.starts_with("https://") || text.starts_with("http://"))
+    });
+    engine.add_filter("join", |list: Value, between: String| {
+        let items: Vec<String> = list.try_iter().into_iter().flatten().map(|item| shown(&item)).collect();
+        if items.is_empty() { Value::UNDEFINED } else { items.join(&between).into() }
+    });
+    engine.add_filter("json", |value: Value| json(&value).map_or(Value::UNDEFINED, |json| json.to_string().into()));
+    engine.add_filter("max", |text: Value, chars: usize| of_text(&text, |text| cut(text, chars)));
+    engine.add_filter("slack", |text: Value| {
+        of_text(&text, |text| text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;"))
+    });
+    engine
+});
+
+/// Applies a function to a text. A missing value stays missing.
+fn of_text(value: &Value, change: impl FnOnce(&str) -> String) -> Value {
+    match value.is_undefined() || value.is_none() {
+        true => Value::UNDEFINED,
+        false => change(&shown(value)).into(),
+    }
+}
+
+/// A part of a text that `mark` divides. Missing if the text does not contain `mark`.
+fn part_of<'t>(text: &'t Value, mark: &str, part: impl FnOnce((&'t str, &'t str)) -> &'t str) -> Value {
+    text.as_str().and_then(|text| text.split_once(mark)).map_or(Value::UNDEFINED, |halves| part(halves).into())
+}
+
+fn contains(value: Value, wanted: Value) -> bool {
+    match (value.as_str(), wanted.as_str()) {
+        (Some(text), Some(wanted)) => text.to_lowercase().contains(&wanted.to_lowercase()),
+        _ => value.try_iter().into_iter().flatten().any(|item| item == wanted),
+    }
+}
+
+/// Cuts a text to this number of characters. The last one shows that it was cut.
+fn cut(text: &str, chars: usize) -> String {
+    match text.char_indices().nth(chars) {
+        None => text.to_owned(),
+        Some(_) => text.chars().take(chars.saturating_sub(1)).chain(['…']).collect(),
+    }
+}
+
+/// A compiled expression.
+pub(super) struct Expression(minijinja::Expression<'static, 'static>);
+
+impl fmt::Debug for Expression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Expression")
+    }
+}
+
+impl Expression {
+    /// Compiles an expression. `names` are the names that it may read.
+    pub(super) fn new(text: &str, names: &Names<'_>) -> Result<Self, String> {
+        if text.len() > EXPRESSION_BYTES {
+            return Err(format!("the expression has {} bytes; at most {EXPRESSION_BYTES} are allowed", text.len()));
+        }
+        let expression = ENGINE.compile_expression_owned(text.to_owned()).map_err(|problem| {
+            let reason = problem.detail().map_or_else(|| problem.kind().to_string(), str::to_owned);
+            format!("{text:?} is not an expression: {reason}")
+        })?;
+        if let Some(unknown) = filters(text).into_iter().find(|name| !FILTERS.contains(&name.as_str())) {
+            return Err(format!("filter {unknown:?} does not exist; allowed are {}", FILTERS.join(", ")));
+        }
+        let mut read: Vec<String> = expression.undeclared_variables(true).into_iter().collect();
+        read.sort();
+        read.iter().try_for_each(|name| names.check(name))?;
+        Ok(Self(expression))
+    }
+
+    /// The value of the expression. Undefined if a value that it needs is missing.
+    pub(super) fn value(&self, context: &Value) -> Result<Value, String> {
+        let value = self.0.eval(context.clone()).map_err(|problem| match problem.detail() {
+            Some(detail) => format!("{}: {detail}", problem.kind()),
+            None => problem.kind().to_string(),
+        })?;
+        Ok(if value.is_none() { Value::UNDEFINED } else { value })
+    }
+
+    pub(super) fn is_true(&self, context: &Value) -> Result<bool, String> {
+        Ok(self.value(context)?.is_true())
+    }
+}
+
+/// The names that an expression may read.
+pub(super) struct Names<'n> {
+    /// The first parts of the names.
+    pub(super) roots: &'n [&'static str],
+    /// The names of the settings, after `settings.`.
+    pub(super) settings: Vec<String>,
+    /// The names of the secrets, after `secret.`.
+    pub(super) secrets: Vec<String>,
+}
+
+impl Names<'_> {
+    fn check(&self, name: &str) -> Result<(), String> {
+        let (root, field) = name.split_once('.').unwrap_or((name, ""));
+        if !self.roots.contains(&root) {
+            return Err(format!("{root:?} does not exist here; allowed are {}", self.roots.join(", ")));
+        }
+        let known = match root {
+            "settings" => &self.settings,
+            "secret" => &self.secrets,
+            _ => return Ok(()),
+        };
+        let field = field.split('.').next().unwrap_or_default();
+        match known.iter().any(|known| known == field) {
+            true => Ok(()),
+            false => Err(format!(
+                "{root}.{field} is not declared; add [{}.{field}]",
+                if root == "secret" { "secrets" } else { root }
+            )),
+        }
+    }
+}
+
+/// The names of the filters that an expression uses.
+fn filters(text: &str) -> Vec<String> {
+    let (mut names, mut quote) = (vec![], None);
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        match (quote, c) {
+            (Some(_), '\\') => drop(chars.next()),
+            (Some(open), c) if open == c => quote = None,
+            (None, '\'' | '"') => quote = Some(c),
+            (None, '|') => {
+                while chars.next_if(|c| c.is_whitespace()).is_some() {}
+                names.push(std::iter::from_fn(|| chars.next_if(|c| c.is_alphanumeric() || *c == '_')).collect());
+            }
+            _ => {}
+        }
+    }
+    names
+}
+
+/// A text with expressions in it.
+#[derive(Debug)]
+pub(super) struct Text(pub(super) Vec<Piece>);
+
+#[derive(Debug)]
+pub(super) enum Piece {
+    Literal(String),
+    Value(Expression),
+}
+
+impl Text {
+    pub(super) fn new(text: &str, names: &Names<'_>) -> Result<Self, String> {
+        let (mut pieces, mut rest) = (vec![], text);
+        while let Some((before, after)) = rest.split_once("{{") {
+            let (expression, left) = after.split_once("}}").ok_or("\"{{\" is not closed by \"}}\"")?;
+            if !before.is_empty() {
+                pieces.push(Piece::Literal(before.to_owned()));
+            }
+            pieces.push(Piece::Value(Expression::new(expression.trim(), names)?));
+            rest = left;
+        }
+        if !rest.is_empty() {
+            pieces.push(Piece::Literal(rest.to_owned()));
+        }
+        Ok(Self(pieces))
+    }
+
+    /// The text with its values. A missing value is empty.
+    pub(super) fn render(&self, context: &Value) -> Result<String, String> {
+        self.render_with(context, |_, value| Ok(value))
+    }
+
+    /// The text with its values. `encode` gets the place and the text of each value.
+    pub(super) fn render_with(
+        &self,
+        context: &Value,
+        encode: impl Fn(usize, String) -> Result<String, String>,
+    ) -> Result<String, String> {
+        let piece = |(place, piece): (usize, &Piece)| match piece {
+            Piece::Literal(text) => Ok(text.clone()),
+            Piece::Value(expression) => encode(place, shown(&expression.value(context)?)),
+        };
+        self.0.iter().enumerate().map(piece).collect()
+    }
+
+    /// The value, if the text consists of one expression and nothing else.
+    pub(super) fn only(&self) -> Option<&Expression> {
+        match self.0.as_slice() {
+            [Piece::Value(expression)] => Some(expression),
+            _ => None,
+        }
+    }
+}
+
+/// A value as text: empty if it is missing, JSON if it is a list or an object.
+pub(super) fn shown(value: &Value) -> String {
+    match value.kind() {
+        ValueKind::String => value.as_str().unwrap_or_default().to_owned(),
+        _ => match json(value) {
+            None => String::new(),
+            Some(Json::String(text)) => text,
+            Some(json) => json.to_string(),
+        },
+    }
+}
+
+/// A value as JSON. `None` if it is missing.
+pub(super) fn json(value: &Value) -> Option<Json> {
+    Some(match value.kind() {
+        ValueKind::Bool => value.is_true().into(),
+        ValueKind::Number => match value.as_i64() {
+            Some(number) if value.is_integer() => number.into(),
+            _ if value.is_integer() => u64::try_from(value.clone()).ok()?.into(),
+            _ => serde_json::Number::from_f64(f64::try_from(value.clone()).ok()?)?.into(),
+        },
+        ValueKind::String => value.as_str()?.into(),
+        ValueKind::Seq | ValueKind::Iterable => {
+            Json::Array(value.try_iter().ok()?.map(|item| json(&item).unwrap_or_default()).collect())
+        }
+        ValueKind::Map => {
+            let field = |name: Value| Some((shown(&name), json(&value.get_item(&name).ok()?).unwrap_or_default()));
+            Json::Object(value.try_iter().ok()?.filter_map(field).collect())
+        }
+        _ => return None,
+    })
+}
+
+/// JSON as a value of the engine. A null counts as missing.
+pub(super) fn value(json: &Json) -> Value {
+    match json {
+        Json::Null => Value::UNDEFINED,
+        Json::Bool(yes) => (*yes).into(),
+        Json::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
+            (Some(number), ..) => number.into(),
+            (_, Some(number), _) => number.into(),
+            (.., number) => number.unwrap_or_default().into(),
+        },
+        Json::String(text) => text.as_str().into(),
+        Json::Array(items) => items.iter().map(value).collect(),
+        Json::Object(fields) => Value::from_pairs(fields.iter().map(|(name, field)| (name.as_str(), value(field)))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn eval(text: &str) -> Result<Json, String> {
+        let names = Names { roots: &["to", "data", "settings"], settings: vec!["a".into()], secrets: vec![] };
+        let context = value(
+            &json!({"to": "+49 30-1", "data": {"n": 2, "big": 18_446_744_073_709_551_615_u64, "list": ["a", "b"],
+            "t": "x.y.z", "null": null, "all": [{"s": "0"}, {"s": "0"}]}, "settings": {"a": "<b>&"}}),
+        );
+        Ok(json(&Expression::new(text, &names)?.value(&context)?).unwrap_or_default())
+    }
+
+    #[test]
+    fn expressions_read_compare_and_change_values() {
+        for (text, wanted) in [
+            ("to | digits", json!("49301")),
+            ("data.n == 2 and data.t in ['x.y.z']", json!(true)),
+            ("data.big", json!(18_446_744_073_709_551_615_u64)),
+            ("data.missing.deeper or data.t", json!("x.y.z")),
+            ("data.null", json!(null)),
+            ("data.list", json!(["a", "b"])),
+            ("data.list | join(', ')", json!("a, b")),
+            ("data.missing | join(', ')", json!(null)),
+            ("data.t | before('.')", json!("x")),
+            ("data.t | after('.')", json!("y.z")),
+            ("to | before('.')", json!("+49 30-1")),
+            ("to | after('.')", json!(null)),
+            ("settings.a | slack", json!("&lt;b&gt;&amp;")),
+            ("data.missing | slack", json!(null)),
+            ("'äöü' | max(2)", json!("ä…")),
+            ("'äö' | max(2)", json!("äö")),
+            ("data.n | json", json!("2")),
+            ("'a' | base64", json!("YQ==")),
+            ("data.all | every('s', '0')", json!(true)),
+            ("data.list | every('s', '0')", json!(false)),
+            ("data.missing | every('s', '0')", json!(false)),
+            ("'Rate LIMIT' | contains('limit')", json!(true)),
+            ("data.list | contains('b')", json!(true)),
+            ("to if to | is_url else settings.a", json!("<b>&")),
+        ] {
+            assert_eq!(eval(text), Ok(wanted), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_expression_that_cannot_work_is_refused_with_the_reason() {
+        for (text, reason) in [
+            ("data.", "is not an expression"),
+            ("tp", "\"tp\" does not exist here; allowed are to, data, settings"),
+            ("settings.b", "settings.b is not declared; add [settings.b]"),
+            ("to | upper", "filter \"upper\" does not exist"),
+            ("'a | b' == to | upper", "filter \"upper\" does not exist"),
+            (&"-".repeat(4001), "has 4001 bytes"),
+        ] {
+            assert!(eval(text).unwrap_err().contains(reason), "{text}: {:?}", eval(text));
+        }
+        assert_eq!(eval("'a | upper' == to"), Ok(json!(false)), "a bar inside quotes is no filter");
+    }
+}

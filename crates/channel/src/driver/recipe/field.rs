@@ -1,0 +1,169 @@
+//! What an operator must set for a recipe, and what the channel data must contain.
+
+use std::collections::BTreeMap;
+
+use postcommit::check;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value as Json};
+use url::Url;
+
+use crate::driver::smtp::mail;
+use crate::egress::Egress;
+
+/// The fields of a table by name.
+pub(super) type Fields = BTreeMap<String, Field>;
+
+/// A setting, a secret or a field of the channel data.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Field {
+    #[serde(default)]
+    pub r#type: FieldType,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    required: Option<bool>,
+    /// A setting that takes the place of this field of the channel data.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    required_unless: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub default: Option<Json>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub choices: Vec<Json>,
+    /// What the field is, in half a sentence.
+    pub help: String,
+}
+
+/// The type of a field's value.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FieldType {
+    /// One line of text.
+    #[default]
+    Text,
+    /// An http or https URL.
+    Url,
+    /// A mail address.
+    Email,
+    /// A mail address with an optional name.
+    Mailbox,
+    /// A phone number in E.164.
+    Phone,
+    Number,
+    Boolean,
+    List,
+    Object,
+}
+
+impl FieldType {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Url => "URL",
+            Self::Email => "mail address",
+            Self::Mailbox => "mail address, with a name or without",
+            Self::Phone => "phone number",
+            Self::Number => "number",
+            Self::Boolean => "true or false",
+            Self::List => "list",
+            Self::Object => "object",
+        }
+    }
+}
+
+impl Field {
+    /// Whether the field must be given. A setting may take the place of a field of the channel data.
+    #[must_use]
+    pub fn is_required(&self) -> bool {
+        self.required == Some(true)
+    }
+
+    /// Sets whether the field is required, if the recipe does not say it.
+    pub(super) fn require_unless_said(&mut self, required: bool) {
+        self.required.get_or_insert(required);
+    }
+
+    /// Whether the channel data must contain the field, with these settings.
+    pub(super) fn is_needed_in_data(&self, settings: &Json) -> bool {
+        match &self.required_unless {
+            Some(name) => settings.get(name).is_none_or(Json::is_null),
+            None => self.is_required(),
+        }
+    }
+
+    /// The setting that `required_unless` names.
+    pub(super) fn substitute(&self) -> Option<&str> {
+        self.required_unless.as_deref()
+    }
+
+    /// Checks a value. The error says what is expected. Texts of the channel data may have several lines.
+    pub(super) fn check(&self, value: &Json, egress: Option<&Egress>, is_data: bool) -> Result<(), String> {
+        let text = || value.as_str().ok_or_else(|| "must be a text".to_owned());
+        match self.r#type {
+            FieldType::Text if is_data => drop(text()?),
+            FieldType::Text => check::one_line(text()?)?,
+            FieldType::Url => check_url(text()?, egress)?,
+            FieldType::Email => check::email(text()?)?,
+            FieldType::Mailbox => drop(mail::mailbox(text()?)?),
+            FieldType::Phone => check::phone(text()?)?,
+            FieldType::Number if !value.is_number() => return Err("must be a number".into()),
+            FieldType::Boolean if !value.is_boolean() => return Err("must be true or false".into()),
+            FieldType::List if !value.is_array() => return Err("must be a list".into()),
+            FieldType::Object if !value.is_object() => return Err("must be an object".into()),
+            _ => {}
+        }
+        if value.as_str().is_some_and(str::is_empty) {
+            return Err("is empty".into());
+        }
+        if self.choices.is_empty() || self.choices.contains(value) {
+            return Ok(());
+        }
+        let choices: Vec<String> = self.choices.iter().map(Json::to_string).collect();
+        Err(format!("is {value}; allowed are {}", choices.join(", ")))
+    }
+}
+
+fn check_url(text: &str, egress: Option<&Egress>) -> Result<(), String> {
+    const SHAPE: &str = "must be a full http or https URL, such as https://example.com";
+    let url = Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https")).ok_or(SHAPE)?;
+    egress.map_or(Ok(()), |egress| egress.check_url(&url).map_err(|failure| failure.detail))
+}
+
+/// Checks the settings of a provider, and adds the defaults.
+pub(super) fn settings(fields: &Fields, given: &Json, egress: &Egress) -> Result<Map<String, Json>, String> {
+    let none = Map::new();
+    let given = given.as_object().unwrap_or(&none);
+    if let Some(unknown) = given.keys().find(|name| !fields.contains_key(*name)) {
+        let known: Vec<&str> = fields.keys().map(String::as_str).collect();
+        return Err(format!("settings.{unknown}: is not known; allowed are {}", known.join(", ")));
+    }
+    let mut all = Map::new();
+    for (name, field) in fields {
+        let value = given.get(name).filter(|value| !value.is_null()).or(field.default.as_ref());
+        match value {
+            Some(value) => {
+                field.check(value, Some(egress), false).map_err(|problem| format!("settings.{name}: {problem}"))?;
+                all.insert(name.clone(), value.clone());
+            }
+            None if field.is_required() => {
+                return Err(format!("settings.{name}: is missing: {}; set it with --set {name}=…", field.help));
+            }
+            None => {}
+        }
+    }
+    Ok(all)
+}
+
+/// Checks the channel data of a message. The error names the field.
+pub(super) fn data<'f>(
+    fields: impl IntoIterator<Item = (&'f String, &'f Field)>,
+    settings: &Json,
+    given: Option<&Json>,
+) -> Result<(), String> {
+    for (name, field) in fields {
+        match given.and_then(|given| given.get(name)).filter(|value| !value.is_null()) {
+            Some(value) => field.check(value, None, true).map_err(|problem| format!("{name}: {problem}"))?,
+            None if field.is_needed_in_data(settings) => return Err(format!("{name}: is missing: {}", field.help)),
+            None => {}
+        }
+    }
+    Ok(())
+}

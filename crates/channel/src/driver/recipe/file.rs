@@ -1,0 +1,233 @@
+//! Reads the file of a recipe. Every problem names its line.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::{Map, Value as Json};
+use toml::de::{DeTable, DeValue};
+
+use super::answer::{AnswerText, Answers, ErrorText, SuccessText, WaitText};
+use super::expression::{Expression, Names};
+use super::field::{FieldType, Fields};
+use super::request::{RequestForm, RequestText};
+use super::{Limit, Recipe, VALUES};
+use crate::model::{Guarantee, Policy, Rate};
+
+/// The stack of the thread that reads a recipe. The parser of expressions is recursive.
+const STACK_BYTES: usize = 64 * 1024 * 1024;
+/// The largest file, in bytes.
+const FILE_BYTES: usize = 256 * 1024;
+
+/// The file as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    name: String,
+    title: String,
+    channel: String,
+    guarantee: Guarantee,
+    because: String,
+    key_window_s: Option<u64>,
+    #[serde(default)]
+    policy: Policy,
+    rate_per_s: Option<f64>,
+    burst: Option<i32>,
+    #[serde(default)]
+    facts: String,
+    #[serde(default)]
+    settings: Fields,
+    #[serde(default)]
+    secrets: Fields,
+    #[serde(default)]
+    data: Fields,
+    #[serde(default)]
+    limit: Vec<LimitText>,
+    request: RequestText,
+    success: SuccessText,
+    #[serde(default)]
+    answer: AnswerText,
+    #[serde(default)]
+    error: Vec<ErrorText>,
+    #[serde(default)]
+    retry_after: Vec<WaitText>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LimitText {
+    of: String,
+    chars: Option<usize>,
+    bytes: Option<usize>,
+    without: Option<Vec<String>>,
+    name: Option<String>,
+}
+
+/// Reads a recipe. A problem begins with the line and the place in the file.
+pub(super) fn read(text: &str) -> Result<Recipe, String> {
+    if text.len() > FILE_BYTES {
+        return Err(format!("the file has {} bytes; at most {FILE_BYTES} are allowed", text.len()));
+    }
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("recipe".into()).stack_size(STACK_BYTES);
+        let thread = thread.spawn_scoped(scope, || read_here(text));
+        let thread = thread.map_err(|problem| format!("no thread could be started to read the recipe: {problem}"))?;
+        thread.join().unwrap_or_else(|_| Err("reading the recipe failed; report it as a bug, with the file".into()))
+    })
+}
+
+fn read_here(text: &str) -> Result<Recipe, String> {
+    let table = DeTable::parse(text).map_err(|problem| {
+        let line = problem.span().map_or(1, |span| line_of(text, span.start));
+        format!("line {line}: {}", problem.message())
+    })?;
+    let mut lines = Lines { text, by_path: BTreeMap::new() };
+    let json = lines.table(table.get_ref(), "");
+    let file: File = serde_path_to_error::deserialize(&json).map_err(|problem| {
+        let path = problem.path().to_string();
+        match path.as_str() {
+            "." => lines.placed(&problem.inner().to_string()),
+            path => lines.placed(&format!("{path}: {}", problem.inner())),
+        }
+    })?;
+    compile(file).map_err(|problem| lines.placed(&problem))
+}
+
+fn compile(mut file: File) -> Result<Recipe, String> {
+    check(&file)?;
+    file.data.values_mut().for_each(|field| field.require_unless_said(false));
+    let given = file.settings.values_mut().chain(file.secrets.values_mut());
+    given.for_each(|field| field.require_unless_said(field.default.is_none()));
+    let mut settings: Vec<String> = file.settings.keys().cloned().collect();
+    if file.settings.get("from").is_some_and(|from| from.r#type == FieldType::Mailbox) {
+        settings.extend(["from_email".into(), "from_name".into()]);
+    }
+    let names = Names { roots: &VALUES, settings, secrets: file.secrets.keys().cloned().collect() };
+    let limit = |(i, limit): (usize, &LimitText)| {
+        let of = Expression::new(&limit.of, &names).map_err(|problem| format!("limit[{i}].of: {problem}"))?;
+        let without = limit.without.clone().unwrap_or_default();
+        if limit.chars.is_none() && limit.bytes.is_none() && without.is_empty() {
+            return Err(format!("limit[{i}]: must have one of chars, bytes and without"));
+        }
+        let name = limit.name.clone().unwrap_or_else(|| limit.of.clone());
+        Ok(Limit { name, of, chars: limit.chars, bytes: limit.bytes, without })
+    };
+    let limits = file.limit.iter().enumerate().map(limit).collect::<Result<_, String>>()?;
+    let request = RequestForm::new(&file.request, &names)?;
+    let answers = Answers::new(&file.success, &file.answer, &file.error, &file.retry_after)?;
+    Ok(Recipe {
+        name: file.name,
+        title: file.title,
+        channel: file.channel,
+        guarantee: file.guarantee,
+        because: file.because,
+        key_window_s: file.key_window_s,
+        policy: file.policy,
+        rate_per_s: file.rate_per_s,
+        burst: file.burst,
+        facts: file.facts,
+        settings: file.settings,
+        secrets: file.secrets,
+        data: file.data,
+        limits,
+        mail: file.request.mail,
+        request,
+        answers,
+    })
+}
+
+fn check(file: &File) -> Result<(), String> {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    if !(1..=63).contains(&file.name.len()) || !file.name.chars().all(plain) {
+        return Err(format!("name: {:?} is not allowed; use 1 to 63 of a-z, 0-9 and _", file.name));
+    }
+    if file.channel != "*" {
+        crate::model::short_name("channel", &file.channel)?;
+    }
+    for (name, text) in [("title", &file.title), ("because", &file.because)] {
+        if text.trim().is_empty() {
+            return Err(format!("{name}: is empty"));
+        }
+    }
+    if file.key_window_s.is_some() && file.guarantee != Guarantee::Idempotent {
+        return Err("key_window_s: is only for guarantee = \"idempotent\"".into());
+    }
+    Rate::check(file.rate_per_s, file.burst)?;
+    for (table, fields) in [("settings", &file.settings), ("secrets", &file.secrets), ("data", &file.data)] {
+        for (name, field) in fields {
+            let path = format!("{table}.{name}");
+            if name == "key_window_s" || !name.chars().all(plain) || name.is_empty() {
+                return Err(format!("{path}: is not allowed as a name; use a-z, 0-9 and _"));
+            }
+            if field.default.is_some() && table != "settings" {
+                return Err(format!("{path}.default: only settings have defaults"));
+            }
+            if let Some(default) = &field.default {
+                field.check(default, None, false).map_err(|problem| format!("{path}.default: {problem}"))?;
+            }
+            if let Some(setting) = field.substitute()
+                && (table != "data" || !file.settings.contains_key(setting))
+            {
+                return Err(format!("{path}.required_unless: {setting:?} is not a setting of this recipe"));
+            }
+        }
+    }
+    let has_sender = file.settings.get("from").is_some_and(|from| from.r#type == FieldType::Mailbox);
+    if file.request.mail && !has_sender {
+        return Err("request.mail: needs [settings.from] of type \"mailbox\"".into());
+    }
+    Ok(())
+}
+
+/// The lines of the values of a file.
+struct Lines<'t> {
+    text: &'t str,
+    by_path: BTreeMap<String, usize>,
+}
+
+impl Lines<'_> {
+    fn table(&mut self, table: &DeTable<'_>, path: &str) -> Json {
+        let mut fields = Map::new();
+        for (name, value) in table {
+            let name_text = name.get_ref().to_string();
+            let path = if path.is_empty() { name_text.clone() } else { format!("{path}.{name_text}") };
+            self.by_path.insert(path.clone(), line_of(self.text, name.span().start));
+            fields.insert(name_text, self.value(value.get_ref(), &path));
+        }
+        fields.into()
+    }
+
+    fn value(&mut self, value: &DeValue<'_>, path: &str) -> Json {
+        match value {
+            DeValue::String(text) => text.to_string().into(),
+            DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix()).unwrap_or_default().into(),
+            DeValue::Float(number) => number.as_str().parse::<f64>().unwrap_or_default().into(),
+            DeValue::Boolean(yes) => (*yes).into(),
+            DeValue::Datetime(time) => time.to_string().into(),
+            DeValue::Array(items) => {
+                let mut values = vec![];
+                for (i, item) in items.iter().enumerate() {
+                    let path = format!("{path}[{i}]");
+                    self.by_path.insert(path.clone(), line_of(self.text, item.span().start));
+                    values.push(self.value(item.get_ref(), &path));
+                }
+                values.into()
+            }
+            DeValue::Table(table) => self.table(table, path),
+        }
+    }
+
+    /// Adds the line to a problem that begins with its place in the file.
+    fn placed(&self, problem: &str) -> String {
+        let is_begun =
+            |path: &str| problem.starts_with(path) && !problem[path.len()..].starts_with(char::is_alphanumeric);
+        let longest = self.by_path.iter().filter(|(path, _)| is_begun(path)).max_by_key(|(path, _)| path.len());
+        match longest {
+            Some((_, line)) => format!("line {line}: {problem}"),
+            None => problem.to_owned(),
+        }
+    }
+}
+
+fn line_of(text: &str, at: usize) -> usize {
+    text.bytes().take(at).filter(|byte| *byte == b'\n').count() + 1
+}

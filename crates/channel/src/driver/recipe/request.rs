@@ -1,0 +1,261 @@
+//! Builds the request of a message.
+
+use std::collections::BTreeMap;
+
+use ::http::header::{AUTHORIZATION, CONTENT_TYPE, USER_AGENT};
+use ::http::{HeaderMap, HeaderName, HeaderValue, Method};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use minijinja::Value;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::Deserialize;
+use serde_json::{Map, Value as Json};
+use url::Url;
+
+use super::Refusal;
+use super::expression::{Names, Text, shown};
+use super::tree::{Table, Tree};
+use crate::driver::webhook::{AGENT, RESERVED};
+use crate::model::ErrorClass;
+
+/// The characters of a value that are encoded in a URL.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RequestText {
+    #[serde(default = "post")]
+    method: String,
+    url: String,
+    #[serde(default)]
+    query: Map<String, Json>,
+    #[serde(default)]
+    headers: BTreeMap<String, String>,
+    basic: Option<[String; 2]>,
+    bearer: Option<String>,
+    json: Option<Json>,
+    form: Option<Map<String, Json>>,
+    multipart: Option<Map<String, Json>>,
+    request_bytes: Option<usize>,
+    #[serde(default)]
+    pub(super) mail: bool,
+}
+
+fn post() -> String {
+    "POST".into()
+}
+
+/// The compiled request of a recipe.
+#[derive(Debug)]
+pub(super) struct RequestForm {
+    method: Method,
+    url: Text,
+    query: Table,
+    headers: Vec<(HeaderName, Text)>,
+    authorization: Option<Authorization>,
+    body: Body,
+    request_bytes: Option<usize>,
+}
+
+#[derive(Debug)]
+enum Authorization {
+    Basic(Text, Text),
+    Bearer(Text),
+}
+
+#[derive(Debug)]
+enum Body {
+    None,
+    Json(Tree),
+    Form(Table),
+    Multipart(Table),
+}
+
+/// A request that is ready to be sent.
+pub(super) struct Request {
+    pub(super) method: Method,
+    pub(super) url: Url,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+}
+
+impl RequestForm {
+    pub(super) fn new(text: &RequestText, names: &Names<'_>) -> Result<Self, String> {
+        let method = match text.method.as_str() {
+            "POST" => Method::POST,
+            "PUT" => Method::PUT,
+            "PATCH" => Method::PATCH,
+            "GET" => Method::GET,
+            other => return Err(format!("request.method: {other:?} is not allowed; use POST, PUT, PATCH or GET")),
+        };
+        let compile = |path: &str, text: &str| Text::new(text, names).map_err(|problem| format!("{path}: {problem}"));
+        let authorization = match (&text.basic, &text.bearer) {
+            (Some([user, password]), None) => {
+                Some(Authorization::Basic(compile("request.basic[0]", user)?, compile("request.basic[1]", password)?))
+            }
+            (None, Some(token)) => Some(Authorization::Bearer(compile("request.bearer", token)?)),
+            (None, None) => None,
+            _ => return Err("request.bearer: cannot be used together with request.basic".into()),
+        };
+        let body = match (&text.json, &text.form, &text.multipart) {
+            (Some(json), None, None) => Body::Json(Tree::new(json, "request.json", names)?),
+            (None, Some(form), None) => Body::Form(Table::new(form, "request.form", names)?),
+            (None, None, Some(form)) => Body::Multipart(Table::new(form, "request.multipart", names)?),
+            (None, None, None) => Body::None,
+            _ => return Err("request: has several bodies; use one of json, form and multipart".into()),
+        };
+        let header = |(name, value): (&String, &String)| {
+            let path = format!("request.headers.{name}");
+            let header =
+                HeaderName::try_from(name.as_str()).map_err(|_| format!("{path}: is not the name of a header"))?;
+            let is_key = header == "idempotency-key";
+            if (RESERVED.contains(&header.as_str()) && !is_key) || (header == AUTHORIZATION && authorization.is_some())
+            {
+                return Err(format!("{path}: is set by postcommit; remove it from the recipe"));
+            }
+            Ok((header, compile(&path, value)?))
+        };
+        Ok(Self {
+            method,
+            url: compile("request.url", &text.url)?,
+            query: Table::new(&text.query, "request.query", names)?,
+            headers: text.headers.iter().map(header).collect::<Result<_, String>>()?,
+            authorization,
+            body,
+            request_bytes: text.request_bytes,
+        })
+    }
+
+    /// Builds the request. It is byte for byte the same on every attempt.
+    pub(super) fn build(&self, context: &Value, boundary: &str) -> Result<Request, Refusal> {
+        let url = self.url(context)?;
+        let (kind, body) = self.body(context, boundary)?;
+        if let Some(most) = self.request_bytes.filter(|most| body.len() > *most) {
+            return Err(Refusal::too_long(format!("the request has {} bytes; the service takes {most}", body.len())));
+        }
+        let mut headers = self.headers(context)?;
+        headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
+        if let Some(kind) = kind {
+            headers.insert(CONTENT_TYPE, header_value(CONTENT_TYPE.as_str(), &kind)?);
+        }
+        Ok(Request { method: self.method.clone(), url, headers, body: body.into() })
+    }
+
+    fn url(&self, context: &Value) -> Result<Url, Refusal> {
+        let encode = |place: usize, value: String| match (place, value.as_str()) {
+            (0, _) => Ok(value.trim_end_matches('/').to_owned()),
+            (_, "" | "." | "..") => Err(format!("{value:?} cannot be a part of a URL")),
+            (_, value) => Ok(utf8_percent_encode(value, ENCODED).to_string()),
+        };
+        // A URL that is one value is taken as it is, because a slash at its end has a meaning.
+        let text = match self.url.only() {
+            Some(whole) => whole.value(context).map(|value| shown(&value)),
+            None => self.url.render_with(context, encode),
+        };
+        let text = text.map_err(|problem| Refusal {
+            code: "bad_address",
+            class: ErrorClass::InvalidAddress,
+            detail: problem,
+        })?;
+        let url = Url::parse(&text).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
+        let mut url = url.ok_or_else(|| Refusal {
+            code: "bad_url",
+            class: ErrorClass::InvalidAddress,
+            detail: "the message has no http or https URL to go to: the address is none, and the provider has none"
+                .into(),
+        })?;
+        let query = self.query.build(context).map_err(Refusal::content)?.unwrap_or_default();
+        if !query.is_empty() {
+            url.query_pairs_mut().extend_pairs(pairs(query).map_err(Refusal::content)?);
+        }
+        Ok(url)
+    }
+
+    fn headers(&self, context: &Value) -> Result<HeaderMap, Refusal> {
+        let mut headers = HeaderMap::new();
+        for (name, text) in &self.headers {
+            let value = text.render(context).map_err(Refusal::content)?;
+            if !value.is_empty() {
+                headers.insert(name.clone(), header_value(name.as_str(), &value)?);
+            }
+        }
+        let render = |text: &Text| text.render(context).map_err(Refusal::content);
+        let value = match &self.authorization {
+            Some(Authorization::Basic(user, password)) => {
+                Some(format!("Basic {}", STANDARD.encode(format!("{}:{}", render(user)?, render(password)?))))
+            }
+            Some(Authorization::Bearer(token)) => {
+                Some(render(token)?).filter(|token| !token.is_empty()).map(|token| format!("Bearer {token}"))
+            }
+            None => None,
+        };
+        if let Some(value) = value {
+            headers.insert(AUTHORIZATION, header_value("authorization", &value)?);
+        }
+        Ok(headers)
+    }
+
+    /// The content type and the bytes of the body.
+    fn body(&self, context: &Value, boundary: &str) -> Result<(Option<String>, Vec<u8>), Refusal> {
+        let table = |table: &Table| {
+            let fields = table.build(context).and_then(|fields| pairs(fields.unwrap_or_default()));
+            fields.map_err(Refusal::content)
+        };
+        Ok(match &self.body {
+            Body::None => (None, vec![]),
+            Body::Json(tree) => {
+                let built = tree.build(context).map_err(Refusal::content)?;
+                (Some("application/json".into()), built.unwrap_or_default().to_string().into_bytes())
+            }
+            Body::Form(form) => {
+                let fields = table(form)?;
+                let encoded = url::form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
+                (Some("application/x-www-form-urlencoded".into()), encoded.into_bytes())
+            }
+            Body::Multipart(form) => {
+                let mut bytes = Vec::new();
+                for (name, value) in table(form)? {
+                    // A name comes from the recipe or from the names of an object in the channel data.
+                    let name = name.replace(['\r', '\n', '"'], "_");
+                    let head = format!("--{boundary}\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n");
+                    bytes.extend_from_slice(head.as_bytes());
+                    bytes.extend_from_slice(value.as_bytes());
+                    bytes.extend_from_slice(b"\r\n");
+                }
+                bytes.extend_from_slice(format!("--{boundary}--\r\n").as_bytes());
+                (Some(format!("multipart/form-data; boundary={boundary}")), bytes)
+            }
+        })
+    }
+}
+
+/// The fields of a form as text. A list repeats its field.
+fn pairs(fields: Map<String, Json>) -> Result<Vec<(String, String)>, String> {
+    let mut pairs = Vec::new();
+    for (name, value) in fields {
+        let values = match value {
+            Json::Array(items) => items,
+            other => vec![other],
+        };
+        for value in values {
+            let text = match value {
+                Json::String(text) => text,
+                Json::Number(number) => number.to_string(),
+                Json::Bool(yes) => yes.to_string(),
+                Json::Null => continue,
+                Json::Array(_) | Json::Object(_) => return Err(format!("{name}: a list or an object is no text")),
+            };
+            pairs.push((name.clone(), text));
+        }
+    }
+    Ok(pairs)
+}
+
+fn header_value(name: &str, value: &str) -> Result<HeaderValue, Refusal> {
+    HeaderValue::from_str(value).map_err(|_| Refusal {
+        code: "bad_header",
+        class: ErrorClass::InvalidContent,
+        detail: format!("the value of the header {name} has a line break or characters other than ASCII"),
+    })
+}

@@ -1,0 +1,357 @@
+//! Every recipe that comes with the program sends the request that its file in `tests/recipes` describes, and reads each
+//! answer as that file says. Then all of them meet the same troubles.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use postcommit_channel::driver::{self, Driver, FailOn, Kind, Message, Parts, RawEvent};
+use postcommit_channel::egress::{Egress, EgressSettings};
+use postcommit_channel::model::{Because, DeliveryKey, Guarantee, Outcome, Report};
+use postcommit_channel::render::Content;
+use postcommit_channel::secret::{Secret, Secrets};
+use postcommit_testkit::http::{HttpServer, Reply, Request};
+use serde::Deserialize;
+use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
+
+/// Headers that every request has and that no file repeats.
+const EVERYWHERE: [&str; 5] = ["host", "content-length", "user-agent", "traceparent", "accept"];
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Example {
+    #[serde(default)]
+    settings: toml::Table,
+    #[serde(default)]
+    secrets: BTreeMap<String, String>,
+    case: Vec<Case>,
+    answer: Vec<Answer>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Case {
+    name: String,
+    message: Given,
+    request: Wanted,
+}
+
+#[derive(Deserialize, Clone)]
+#[serde(deny_unknown_fields)]
+struct Given {
+    to: String,
+    subject: Option<String>,
+    text: Option<String>,
+    html: Option<String>,
+    action_url: Option<String>,
+    unsubscribe_url: Option<String>,
+    data: Option<Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
+    line: String,
+    #[serde(default)]
+    headers: BTreeMap<String, String>,
+    body: Option<String>,
+    json: Option<Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Answer {
+    status: u16,
+    #[serde(default)]
+    headers: BTreeMap<String, String>,
+    #[serde(default)]
+    body: String,
+    outcome: String,
+    r#ref: Option<String>,
+    class: Option<String>,
+    code: Option<String>,
+    after_s: Option<f64>,
+}
+
+fn folder() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/recipes"))
+}
+
+fn kinds() -> Vec<Arc<Kind>> {
+    let kinds = driver::names().into_iter().map(|name| driver::kind(&name).unwrap());
+    kinds.filter(|kind| kind.recipe.is_some()).collect()
+}
+
+fn example(name: &str, server: &str) -> Example {
+    let path = folder().join(format!("{name}.toml"));
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    toml::from_str(&text.replace("{server}", server)).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+fn provider(kind: &Kind, example: &Example, guarantee: Guarantee) -> Box<dyn Driver> {
+    let settings = EgressSettings { allow: vec!["127.0.0.0/8".parse().unwrap()], ..EgressSettings::default() };
+    let egress = Egress::new(&settings).unwrap();
+    let secrets: Secrets = example.secrets.iter().map(|(name, text)| (name.clone(), Secret::new(text))).collect();
+    let settings = serde_json::to_value(&example.settings).unwrap();
+    let parts = Parts {
+        settings: &settings,
+        secrets: &secrets,
+        guarantee,
+        egress: &egress,
+        capture_fail_on: &FailOn::default(),
+    };
+    kind.build(&parts).unwrap_or_else(|problem| panic!("{}: {problem}", kind.name))
+}
+
+fn key() -> DeliveryKey {
+    DeliveryKey { tenant: 1, notification: "0198c6d5-0000-7000-8000-000000000001".parse().unwrap(), n: 1 }
+}
+
+async fn send(driver: &dyn Driver, channel: &str, given: &Given, timeout: Duration) -> Report {
+    let payload: Box<RawValue> = to_raw_value(&json!({"guestName": "Asha"})).unwrap();
+    let content = Content {
+        subject: given.subject.clone(),
+        text: given.text.clone(),
+        html: given.html.clone(),
+        action_url: given.action_url.clone(),
+        unsubscribe_url: given.unsubscribe_url.clone(),
+        data: given.data.as_ref().map(|data| to_raw_value(data).unwrap()),
+    };
+    let raw_event = RawEvent {
+        id: key().notification,
+        tenant: "main",
+        idempotency_key: "booking:12345:confirmed:1",
+        event_type: "booking.confirmed",
+        entity: Some("12345"),
+        topic: None,
+        schema_version: None,
+        payload: &payload,
+        data: None,
+        correlation_id: None,
+        created_at: "2026-03-01T09:30:00Z".parse().unwrap(),
+    };
+    let (key, target) = (key(), given.to.as_str());
+    let message = Message { content, raw_event, key, channel, target, attempt: 1, timeout, traceparent: None };
+    driver.send(message).await
+}
+
+/// What a file calls the outcome.
+fn outcome(report: &Report) -> &'static str {
+    match &report.outcome {
+        Outcome::Rejected { because: Because::Config, .. } => "config",
+        Outcome::Rejected { because: Because::Unrecognised, .. } => "unrecognised",
+        other => other.name(),
+    }
+}
+
+/// A server whose answer can be changed, and the requests that it got.
+fn scripted() -> (HttpServer, Arc<Mutex<Reply>>) {
+    let reply = Arc::new(Mutex::new(Reply::ok()));
+    let next = Arc::clone(&reply);
+    (HttpServer::start(move |_| next.lock().unwrap().clone()), reply)
+}
+
+fn reply(answer: &Answer) -> Reply {
+    let mut reply = Reply::status(answer.status).with_body(answer.body.clone());
+    for (name, value) in &answer.headers {
+        reply = reply.with_header(name, value.as_str());
+    }
+    reply
+}
+
+/// Puts the key of the delivery into a text of an example.
+fn with_key(text: &str, uuid: &str) -> String {
+    text.replace("{key_uuid}", uuid).replace("{key}", &key().provider_key())
+}
+
+fn compare(name: &str, wanted: &Wanted, request: &Request) {
+    // The first half of the SHA-256 of the key, as a UUID.
+    const UUID: &str = "1fe94def-9f3a-48ba-b4c4-0d8d0f0bb804";
+    assert_eq!(format!("{} {}", request.method, request.path), with_key(&wanted.line, UUID), "{name}");
+    let headers: BTreeMap<String, String> =
+        request.headers.iter().filter(|(name, _)| !EVERYWHERE.contains(&name.as_str())).cloned().collect();
+    let mut wanted_headers: BTreeMap<String, String> =
+        wanted.headers.iter().map(|(name, value)| (name.clone(), with_key(value, UUID))).collect();
+    if wanted.json.is_some() {
+        wanted_headers.entry("content-type".into()).or_insert_with(|| "application/json".into());
+    }
+    assert_eq!(headers, wanted_headers, "{name}");
+    match (&wanted.json, &wanted.body) {
+        (Some(json), _) => {
+            let text = json.as_str().map_or_else(|| json.to_string(), str::to_owned);
+            let wanted: Value = serde_json::from_str(&with_key(&text, UUID)).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let got: Value = serde_json::from_slice(&request.body).unwrap();
+            assert_eq!(got, wanted, "{name}: got {got:#}");
+        }
+        (None, body) => {
+            let body = with_key(body.as_deref().unwrap_or_default(), UUID);
+            assert_eq!(String::from_utf8_lossy(&request.body), body, "{name}");
+        }
+    }
+}
+
+#[test]
+fn every_recipe_has_its_example() {
+    let named: BTreeSet<String> = kinds().iter().map(|kind| kind.name.clone().into_owned()).collect();
+    let file = |entry: std::fs::DirEntry| entry.path().file_stem().unwrap().to_string_lossy().into_owned();
+    let examples: BTreeSet<String> = std::fs::read_dir(folder()).unwrap().map(|entry| file(entry.unwrap())).collect();
+    assert_eq!(named, examples);
+}
+
+#[tokio::test]
+async fn e5_every_recipe_sends_the_request_that_the_facts_describe() {
+    for kind in kinds() {
+        let (server, _) = scripted();
+        let example = example(&kind.name, &server.url(""));
+        let driver = provider(&kind, &example, kind.guarantee);
+        for (i, case) in example.case.iter().enumerate() {
+            let name = format!("{}: {}", kind.name, case.name);
+            let report = send(&*driver, &kind.channel, &case.message, Duration::from_secs(10)).await;
+            let requests = server.requests();
+            assert_eq!(requests.len(), i + 1, "{name}: {report:?}");
+            compare(&name, &case.request, &requests[i]);
+        }
+        // A second attempt sends the same bytes.
+        let first = example.case.len();
+        send(&*driver, &kind.channel, &example.case[first - 1].message, Duration::from_secs(10)).await;
+        let requests = server.requests();
+        let of = |request: &Request| (request.path.clone(), request.headers.clone(), request.body.clone());
+        assert_eq!(of(&requests[first]), of(&requests[first - 1]), "{}", kind.name);
+    }
+}
+
+#[tokio::test]
+async fn c8_every_recipe_reads_answers_as_the_facts_describe() {
+    for kind in kinds() {
+        let (server, next) = scripted();
+        let example = example(&kind.name, &server.url(""));
+        let driver = provider(&kind, &example, kind.guarantee);
+        for (i, answer) in example.answer.iter().enumerate() {
+            *next.lock().unwrap() = reply(answer);
+            let report = send(&*driver, &kind.channel, &example.case[0].message, Duration::from_secs(10)).await;
+            let name = format!("{}: answer {i}: {} {} gives {report:?}", kind.name, answer.status, answer.body);
+            assert_eq!(outcome(&report), answer.outcome, "{name}");
+            if let Some(wanted) = &answer.r#ref {
+                assert_eq!(report.evidence.provider_ref.as_deref(), Some(with_key(wanted, "").as_str()), "{name}");
+            }
+            if let Some(class) = &answer.class {
+                assert_eq!(report.class().map(|class| class.name()), Some(class.as_str()), "{name}");
+            }
+            if let Some(code) = &answer.code {
+                assert_eq!(report.outcome.code(), Some(code.as_str()), "{name}");
+            }
+            let after = report.after.map(|after| after.as_secs_f64());
+            match answer.after_s {
+                Some(wanted) => assert!(after.is_some_and(|after| (after - wanted).abs() < 5.0), "{name}"),
+                None => assert_eq!(after, None, "{name}"),
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_recipe_meets_the_same_troubles() {
+    for kind in kinds() {
+        let (server, next) = scripted();
+        let example = example(&kind.name, &server.url(""));
+        let driver = provider(&kind, &example, kind.guarantee);
+        let given = &example.case[0].message;
+        let success = example.answer.iter().find(|answer| answer.outcome == "sent").unwrap();
+        for (trouble, wanted) in [
+            (Reply::Close, "unclear"),
+            (reply(success).with_header("content-type", "text/html").with_body("<html>Welcome</html>"), "unclear"),
+            (reply(success).with_body("x".repeat(100_000)), "unclear"),
+            (Reply::status(500), "unclear"),
+            (Reply::RedirectTo("http://127.0.0.1:1/".into()), "config"),
+        ] {
+            *next.lock().unwrap() = trouble.clone();
+            let report = send(&*driver, &kind.channel, given, Duration::from_secs(10)).await;
+            // A service whose success is a status alone cannot be told from another one by its body.
+            let by_status = success.body.is_empty() && outcome(&report) == "sent";
+            assert!(outcome(&report) == wanted || by_status, "{}: {trouble:?} gives {report:?}", kind.name);
+        }
+        *next.lock().unwrap() = reply(success).slow();
+        let report = send(&*driver, &kind.channel, given, Duration::from_millis(200)).await;
+        assert_eq!((outcome(&report), report.outcome.code()), ("unclear", Some("timeout")), "{}", kind.name);
+        server.release();
+    }
+}
+
+#[tokio::test]
+async fn no_secret_and_no_address_is_kept_of_an_echo() {
+    for kind in kinds() {
+        let (server, next) = scripted();
+        let example = example(&kind.name, &server.url(""));
+        let driver = provider(&kind, &example, kind.guarantee);
+        let given = &example.case[0].message;
+        let echo: Vec<&str> = example.secrets.values().map(String::as_str).chain([given.to.as_str()]).collect();
+        *next.lock().unwrap() = Reply::json(400, json!({"echo": echo}));
+        let report = send(&*driver, &kind.channel, given, Duration::from_secs(10)).await;
+        let kept = format!("{:?}", report.evidence);
+        for text in echo {
+            assert!(!kept.contains(text), "{}: {text:?} is in {kept}", kind.name);
+        }
+    }
+}
+
+/// The catalogue of the documentation, from the recipes.
+fn catalogue() -> String {
+    let mut page = String::from(
+        "# Services that Postcommit can send through\n\n\
+         Each is a [recipe](recipes.md); `postcommit providers drivers NAME` shows the same. The drivers `capture`, `in_app`, `smtp` and `webhook` are described in [providers.md](providers.md). \
+         Nothing here was tried against a live account; the last line of each says how sure its facts are. \
+         This page is written by a test (`UPDATE_GOLDEN=1`).\n\n\
+         | driver | service | channel | after an unclear attempt |\n|---|---|---|---|\n",
+    );
+    let kinds = kinds();
+    for kind in &kinds {
+        let recipe = kind.recipe.as_ref().unwrap();
+        let anchor = format!("[`{0}`](#{0})", kind.name);
+        page += &format!("| {anchor} | {} | `{}` | {} |\n", recipe.title, kind.channel, meaning(kind.guarantee));
+    }
+    for kind in &kinds {
+        let recipe = kind.recipe.as_ref().unwrap();
+        page += &format!("\n## {}\n\n{}, channel `{}`. ", kind.name, recipe.title, kind.channel);
+        page += &format!("Guarantee `{}`, because {}.", kind.guarantee.name(), recipe.because);
+        if let Some(rate) = recipe.rate_per_s {
+            page += &format!(" A new provider sends at most {rate} a second.");
+        }
+        page += "\n\n| what | is | |\n|---|---|---|\n";
+        let groups = [("setting", &recipe.settings), ("secret", &recipe.secrets), ("data", &recipe.data)];
+        for (group, fields) in groups {
+            for (name, field) in fields {
+                let default = match &field.default {
+                    Some(default) => format!("default `{default}`"),
+                    None if field.is_required() => "required".into(),
+                    None => String::new(),
+                };
+                page += &format!("| {group} `{name}` | {} ({}) | {default} |\n", field.help, field.r#type.name());
+            }
+        }
+        page += &format!("\nFacts: {}.\n", recipe.facts);
+    }
+    page
+}
+
+fn meaning(guarantee: Guarantee) -> &'static str {
+    match guarantee {
+        Guarantee::Idempotent => "repeated under the same key",
+        Guarantee::AtLeastOnce => "repeated",
+        Guarantee::AtMostOnce => "left to a person",
+    }
+}
+
+#[test]
+fn the_catalogue_is_what_the_recipes_say() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/catalogue.md");
+    let page = catalogue();
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, &page).unwrap();
+    }
+    assert!(
+        std::fs::read_to_string(&path).unwrap_or_default() == page,
+        "docs/catalogue.md is not what the recipes say; UPDATE_GOLDEN=1 writes it anew"
+    );
+}
