@@ -132,7 +132,8 @@ static DUE_SQLITE: LazyLock<String> = LazyLock::new(|| {
     )
 });
 static LEASE_SQLITE: LazyLock<String> = LazyLock::new(|| {
-    let up_to = "due_at <= ?6 AND (due_at, tenant, notification_id, n) <= (?6, ?7, ?8, ?9)";
+    // A condition on `due_at` alone would read every row with the same due time, e.g. all of a large list.
+    let up_to = "(due_at, tenant, notification_id, n) <= (?6, ?7, ?8, ?9)";
     format!(
         "{SET_LEASE_SQLITE} WHERE lane = ?4 AND priority = ?5 AND {up_to} AND (lease_until IS NULL OR lease_until < ?1)"
     )
@@ -527,4 +528,25 @@ fn notes_along(rows: &[tokio_postgres::Row]) -> Result<Vec<StoredNotification>, 
     let is_read =
         |row: &&tokio_postgres::Row| row.try_get::<_, Option<i32>>(tenant).is_ok_and(|tenant| tenant.is_some());
     Ok(readable(rows.iter().filter(is_read).map(|row| StoredNotification::read(&mut &*row, &places))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::db::Value;
+
+    /// All members of a large list have the same due time.
+    #[tokio::test]
+    async fn a_claim_on_sqlite_does_not_read_every_row_with_the_same_due_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&format!("sqlite:{}", folder.path().join("app.db").display())).await.unwrap();
+        store.db().migrate().await.unwrap();
+        let parameters = vec![Value::Int(0); 9];
+        let rows = store.db().query(&format!("EXPLAIN QUERY PLAN {}", *LEASE_SQLITE), parameters).await.unwrap();
+        let plan: Vec<String> = rows.iter().map(|row| row.get(3).unwrap()).collect();
+        assert!(
+            plan[0].contains("(lane=? AND priority=? AND (due_at,tenant,notification_id,n)<(?,?,?,?))"),
+            "{plan:?}"
+        );
+    }
 }
