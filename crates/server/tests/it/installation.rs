@@ -287,10 +287,25 @@ fn text_of(message: &SimpleQueryMessage) -> Option<Row> {
 }
 
 fn sqlite_rows(path: &PathBuf, sql: &str) -> Vec<Row> {
+    let mut read = None;
+    // A frozen process may hold a lock of the write-ahead log, for which SQLite waits ten seconds and not longer.
+    let is_read = || {
+        let result = try_sqlite_rows(path, sql);
+        let is_locked = result
+            .as_ref()
+            .is_err_and(|e| e.sqlite_error_code() == Some(rusqlite::ErrorCode::FileLockingProtocolFailed));
+        read = Some(result);
+        !is_locked
+    };
+    within(GUARD, is_read);
+    read.unwrap().unwrap()
+}
+
+fn try_sqlite_rows(path: &PathBuf, sql: &str) -> rusqlite::Result<Vec<Row>> {
     use rusqlite::types::ValueRef;
-    let connection = rusqlite::Connection::open(path).unwrap();
-    connection.busy_timeout(GUARD).unwrap();
-    let mut statement = connection.prepare(sql).unwrap();
+    let connection = rusqlite::Connection::open(path)?;
+    connection.busy_timeout(GUARD)?;
+    let mut statement = connection.prepare(sql)?;
     let width = statement.column_count();
     let cell = |value: ValueRef<'_>| match value {
         ValueRef::Null => String::new(),
@@ -298,6 +313,6 @@ fn sqlite_rows(path: &PathBuf, sql: &str) -> Vec<Row> {
         ValueRef::Real(x) => x.to_string(),
         ValueRef::Text(x) | ValueRef::Blob(x) => String::from_utf8_lossy(x).into_owned(),
     };
-    let rows = statement.query_map([], |row| (0..width).map(|place| row.get_ref(place).map(cell)).collect()).unwrap();
-    rows.collect::<Result<_, _>>().unwrap()
+    let rows = statement.query_map([], |row| (0..width).map(|place| row.get_ref(place).map(cell)).collect())?;
+    rows.collect()
 }
