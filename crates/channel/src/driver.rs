@@ -108,6 +108,12 @@ pub trait Driver: Send + Sync {
     /// Sends the message once, without retries.
     fn send<'a>(&'a self, message: Message<'a>) -> Sending<'a>;
 
+    /// The request of a message as text, without secrets, for an operator who tests the provider. `None` if the driver
+    /// makes no request that could be shown.
+    fn shown_request(&self, _message: &Message<'_>) -> Option<String> {
+        None
+    }
+
     /// Whether the receivers' hosts are held and paused separately. If false, which is the default, the answer of one
     /// receiver affects the whole lane.
     fn isolates_hosts(&self) -> bool {

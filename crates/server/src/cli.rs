@@ -189,7 +189,12 @@ impl Cli {
         if let Command::Providers(providers::Providers::Check { files }) = &self.command {
             return recipes::check(format, files);
         }
-        recipes::load(&settings.recipes)?;
+        let loaded = recipes::load(&settings.recipes);
+        if matches!(self.command, Command::Serve { .. }) {
+            loaded?;
+        } else if let Err(problem) = loaded {
+            crate::telemetry::say!("postcommit: {problem}; the other commands go on without this recipe");
+        }
         match self.command {
             Command::Serve { role, no_migrate, while_stdin, .. } => {
                 serve(&settings, ServeOptions { role, migrate: !no_migrate, while_stdin }, &signals).await

@@ -7,6 +7,7 @@ use postcommit_channel::model::{CHANNELS, Provider, Routes};
 use postcommit_engine::db::DbError;
 use postcommit_engine::store::{Accepted, NotAccepted, NotificationRequest, Resend, Store};
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::providers::recipe_of;
 
@@ -93,7 +94,8 @@ fn check_data(provider: &Provider, incoming: &NotificationRequest) -> Result<(),
     let Some(recipe) = recipe_of(provider).filter(|_| note.title.is_some() || note.body.is_some()) else {
         return Ok(());
     };
-    let data = note.data.as_ref().and_then(|data| data.get(&provider.channel));
+    let data: Option<Value> = incoming.data().and_then(|data| serde_json::from_str(data.get()).ok());
+    let data = data.as_ref().and_then(|data| data.get(&provider.channel));
     recipe.check_data(&provider.settings, data).map_err(|problem| {
         let (field, problem) = problem.split_once(": ").unwrap_or(("", &problem));
         NotAccepted::Invalid { field: Some(format!("data.{}.{field}", provider.channel)), problem: problem.to_owned() }

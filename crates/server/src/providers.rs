@@ -332,6 +332,8 @@ pub fn recipe_of(provider: &Provider) -> Option<Arc<Recipe>> {
 pub const TEST_TEXT: &str = "This is a test of the provider.";
 /// The maximum number of bytes of a test message's text.
 const TEST_TEXT_BYTES: usize = 1000;
+/// The maximum number of bytes of a test message's channel data.
+const TEST_DATA_BYTES: usize = 65_536;
 
 /// The outcome of a provider test.
 #[derive(Debug, Serialize, ToSchema)]
@@ -348,6 +350,8 @@ pub struct TestResult {
     pub detail: Option<String>,
     /// The provider's own id of the message.
     pub provider_ref: Option<String>,
+    /// The request as text, without secrets. Absent if the driver makes none.
+    pub request: Option<String>,
     /// The beginning of the provider's answer, redacted.
     pub excerpt: Option<String>,
     /// The duration of the test, in milliseconds.
@@ -363,6 +367,7 @@ pub async fn test(
     tenant_name: &str,
     address: &str,
     text: &str,
+    data: Option<&Value>,
 ) -> Result<TestResult, ProviderError> {
     if driver::destination(&provider.driver) == Destination::Inbox {
         return Err(ProviderError::InApp);
@@ -374,7 +379,11 @@ pub async fn test(
         let problem = format!("text: has {} bytes; at most {TEST_TEXT_BYTES} are allowed, and no NUL", text.len());
         return Err(ProviderError::Field(problem));
     }
-    let trial = try_provider(tools, provider, tenant_name, address, text).await.map_err(ProviderError::Untestable)?;
+    if data.is_some_and(|data| data.to_string().len() > TEST_DATA_BYTES) {
+        return Err(ProviderError::Field(format!("data: has more than {TEST_DATA_BYTES} bytes as JSON")));
+    }
+    let trial =
+        try_provider(tools, provider, tenant_name, address, text, data).await.map_err(ProviderError::Untestable)?;
     let (error_class, captured) = (trial.report.class().map(ErrorClass::name), trial.report.captured);
     let (outcome, evidence) = (trial.report.outcome, trial.report.evidence);
     let result = TestResult {
@@ -384,6 +393,7 @@ pub async fn test(
         error_class,
         detail: evidence.detail,
         provider_ref: evidence.provider_ref,
+        request: trial.request,
         excerpt: evidence.excerpt,
         latency_ms: u64::try_from(trial.latency.as_millis()).unwrap_or(u64::MAX),
     };

@@ -1,11 +1,13 @@
 //! Translates the result of an HTTP request into an outcome, for every driver that uses HTTP. The outcome depends on
 //! the status, or after a failure on whether any bytes were sent.
 
-use crate::egress::{EgressFailure, HttpAnswer, Phase};
+use crate::egress::{Call, EgressFailure, HttpAnswer, Phase};
 use crate::model::{ErrorClass, Evidence, Guarantee, Outcome, Report};
 
 /// The number of characters of an answer that the attempt log keeps.
 const EXCERPT_CHARS: usize = 512;
+/// The number of characters of a request that an operator is shown.
+const SHOWN_CHARS: usize = 8000;
 /// The text that takes the place of a secret.
 pub(super) const REDACTED: &str = "[redacted]";
 /// The maximum number of characters of a receiver's own id.
@@ -66,11 +68,26 @@ fn sentence(status: u16) -> String {
     }
 }
 
+/// A request as text, for an operator. Our own secrets are redacted.
+pub(super) fn shown(call: &Call, secrets: &[String]) -> String {
+    let mut text = format!("{} {}\n", call.method, call.url);
+    for (name, value) in &call.headers {
+        text += &format!("{name}: {}\n", String::from_utf8_lossy(value.as_bytes()));
+    }
+    text += "\n";
+    text += &String::from_utf8_lossy(&call.body);
+    without(text, secrets).chars().take(SHOWN_CHARS).collect()
+}
+
+/// The text without the secrets.
+fn without(text: String, secrets: &[String]) -> String {
+    secrets.iter().filter(|secret| secret.len() > 1).fold(text, |text, secret| redacted(text, secret))
+}
+
 /// The beginning of the answer as one line of text. Our own secrets are redacted.
 pub(super) fn excerpt(body: &[u8], secrets: &[String]) -> String {
     // Redact before the text is cut, because a part of a secret would not be found.
-    let text = String::from_utf8_lossy(body).into_owned();
-    let text = secrets.iter().filter(|secret| secret.len() > 1).fold(text, |text, secret| redacted(text, secret));
+    let text = without(String::from_utf8_lossy(body).into_owned(), secrets);
     let line: String = text.chars().take(EXCERPT_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect();
     line.trim().to_owned()
 }

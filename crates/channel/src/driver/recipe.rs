@@ -55,6 +55,9 @@ const VALUES: [&str; 15] = [
     "unsubscribe_url",
 ];
 
+/// An address with fewer characters is a word such as `all`. Redacting it would make the answer unreadable.
+const PERSONAL_CHARS: usize = 4;
+
 /// An HTTP service as data.
 #[derive(Debug)]
 pub struct Recipe {
@@ -63,6 +66,8 @@ pub struct Recipe {
     /// The name of the service.
     pub title: String,
     pub channel: String,
+    /// What the address of a recipient is.
+    pub address: String,
     pub guarantee: Guarantee,
     /// The reason for the guarantee.
     pub because: String,
@@ -227,17 +232,15 @@ fn sender(settings: &serde_json::Map<String, Json>) -> Result<Option<Sender>, St
 impl Driver for FromRecipe {
     fn send<'a>(&'a self, message: Message<'a>) -> Sending<'a> {
         Box::pin(async move {
-            let mut request = match self.request(&message) {
-                Ok(request) => request,
+            let call = match self.call(&message) {
+                Ok(call) => call,
                 Err(refusal) => return refusal.into(),
             };
-            if let Some(parent) = message.traceparent.and_then(|parent| HeaderValue::from_str(parent).ok()) {
-                request.headers.insert(TRACEPARENT, parent);
+            let mut redactions = self.secrets_in(&call);
+            if message.target.chars().count() >= PERSONAL_CHARS {
+                redactions.address(message.target, Url::parse(message.target).ok().as_ref());
             }
-            let redactions = self.redactions(message.target, &request);
-            let fresh = self.guarantee == Guarantee::AtMostOnce;
-            let request::Request { method, url, headers, body } = request;
-            let call = Call { method, url, headers, body, timeout: message.timeout, fresh };
+            let redactions = redactions.into_texts();
             let report = match self.egress.send(call).await {
                 Ok(answer) => self.recipe.answers.report(&answer, self.guarantee, &redactions),
                 Err(failure) => http::failed(&failure),
@@ -245,9 +248,24 @@ impl Driver for FromRecipe {
             if is_url(message.target) { of_one_receiver(report) } else { report }
         })
     }
+
+    fn shown_request(&self, message: &Message<'_>) -> Option<String> {
+        let call = self.call(message).ok()?;
+        Some(http::shown(&call, &self.secrets_in(&call).into_texts()))
+    }
 }
 
 impl FromRecipe {
+    fn call(&self, message: &Message<'_>) -> Result<Call, Refusal> {
+        let request::Request { method, url, mut headers, body } = self.request(message)?;
+        if let Some(parent) = message.traceparent.and_then(|parent| HeaderValue::from_str(parent).ok()) {
+            headers.insert(TRACEPARENT, parent);
+        }
+        // A reused connection may be closed by the peer just as we send, which makes the outcome unclear.
+        let fresh = self.guarantee == Guarantee::AtMostOnce;
+        Ok(Call { method, url, headers, body, timeout: message.timeout, fresh })
+    }
+
     fn request(&self, message: &Message<'_>) -> Result<request::Request, Refusal> {
         let data: Option<Json> = message.content.data.as_deref().and_then(|data| serde_json::from_str(data.get()).ok());
         self.recipe.check_data(&self.settings.1, data.as_ref()).map_err(|problem| Refusal {
@@ -296,19 +314,18 @@ impl FromRecipe {
         Ok(Value::from_pairs(values))
     }
 
-    /// The strings to redact in the answer: the secrets, the credentials as they are sent, and the address.
-    fn redactions(&self, target: &str, request: &request::Request) -> Vec<String> {
+    /// The strings to redact: the secrets, and the credentials as they are sent.
+    fn secrets_in(&self, call: &Call) -> Redactions {
         let mut redactions = Redactions::default();
         // The secrets are revealed here to search for them in the answer. A URL may be a secret.
         for secret in self.secrets.values() {
             redactions.secrets(secret.reveal());
             redactions.address(secret.reveal(), Url::parse(secret.reveal()).ok().as_ref());
         }
-        if let Some(value) = request.headers.get(AUTHORIZATION) {
+        if let Some(value) = call.headers.get(AUTHORIZATION) {
             redactions.header(&String::from_utf8_lossy(value.as_bytes()));
         }
-        redactions.address(target, Url::parse(target).ok().as_ref());
-        redactions.into_texts()
+        redactions
     }
 }
 

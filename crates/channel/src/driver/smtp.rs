@@ -205,6 +205,11 @@ impl Driver for Smtp {
         })
     }
 
+    fn shown_request(&self, message: &Message<'_>) -> Option<String> {
+        let mail = mail::build(&self.sender, message).ok()?;
+        Some(String::from_utf8_lossy(&mail.bytes).replace("\r\n", "\n"))
+    }
+
     fn late_answer(&self) -> Duration {
         ANSWER_AFTER_DOT
     }

@@ -213,19 +213,10 @@ pub fn sign(keys: &[Vec<u8>], id: &str, timestamp: i64, body: &[u8]) -> String {
 impl Driver for Webhook {
     fn send<'a>(&'a self, message: Message<'a>) -> Sending<'a> {
         Box::pin(async move {
-            let url = match self.url_for(message.target) {
-                Ok(url) => url,
-                Err(problem) => return Report::from(Outcome::refused("bad_url")).because(problem),
+            let call = match self.call(&message) {
+                Ok(call) => call,
+                Err(report) => return *report,
             };
-            let body = body((message.channel, message.target), &message.content, message.raw_event);
-            let headers = match self.headers(&message, &body) {
-                Some(headers) => headers,
-                None => return Outcome::refused("bad_header").into(),
-            };
-            // A reused connection may be closed by the peer just as we send, which makes the outcome unclear. With
-            // `at_most_once` such a send is not repeated, so each opens its own connection.
-            let fresh = self.guarantee == Guarantee::AtMostOnce;
-            let call = Call { method: Method::POST, url, headers, body, timeout: message.timeout, fresh };
             let result = self.egress.send(call).await;
             let reference = result.as_ref().ok().and_then(reference);
             let secrets = match &result {
@@ -236,6 +227,12 @@ impl Driver for Webhook {
             report.evidence.provider_ref = reference.filter(|text| http::excerpt(text.as_bytes(), &secrets) == *text);
             report
         })
+    }
+
+    fn shown_request(&self, message: &Message<'_>) -> Option<String> {
+        let mut redactions = Redactions::default();
+        self.headers.values().for_each(|value| redactions.header(&String::from_utf8_lossy(value.as_bytes())));
+        Some(http::shown(&self.call(message).ok()?, &redactions.into_texts()))
     }
 
     fn isolates_hosts(&self) -> bool {
@@ -254,6 +251,18 @@ impl Webhook {
             (_, Some(url)) => Ok(url.clone()),
             _ => Err("the address is not an http or https URL, and the provider has no settings.url; set settings.url, or name a URL as recipient".into()),
         }
+    }
+
+    /// The request of a message, or the report on a message that cannot be sent.
+    fn call(&self, message: &Message<'_>) -> Result<Call, Box<Report>> {
+        let url = self.url_for(message.target);
+        let url = url.map_err(|problem| Report::from(Outcome::refused("bad_url")).because(problem))?;
+        let body = body((message.channel, message.target), &message.content, message.raw_event);
+        let headers = self.headers(message, &body).ok_or_else(|| Report::from(Outcome::refused("bad_header")))?;
+        // A reused connection may be closed by the peer just as we send, which makes the outcome unclear. With
+        // `at_most_once` such a send is not repeated, so each opens its own connection.
+        let fresh = self.guarantee == Guarantee::AtMostOnce;
+        Ok(Call { method: Method::POST, url, headers, body, timeout: message.timeout, fresh })
     }
 
     fn headers(&self, message: &Message<'_>, body: &[u8]) -> Option<HeaderMap> {

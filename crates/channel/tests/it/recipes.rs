@@ -318,7 +318,7 @@ fn catalogue() -> String {
         if let Some(rate) = recipe.rate_per_s {
             page += &format!(" A new provider sends at most {rate} a second.");
         }
-        page += "\n\n| what | is | |\n|---|---|---|\n";
+        page += &format!("\n\n| what | is | |\n|---|---|---|\n| address | {} | |\n", recipe.address);
         let groups = [("setting", &recipe.settings), ("secret", &recipe.secrets), ("data", &recipe.data)];
         for (group, fields) in groups {
             for (name, field) in fields {

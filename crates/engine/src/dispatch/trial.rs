@@ -8,7 +8,7 @@ use postcommit_channel::driver::{self, Message, RawEvent};
 use postcommit_channel::model::{DeliveryKey, Facts, Provider, Report, StoredNotification};
 use postcommit_channel::render::render;
 use serde_json::json;
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, to_raw_value};
 use uuid::Uuid;
 
 use super::Tools;
@@ -20,6 +20,8 @@ use super::drivers::open_secrets;
 pub struct Trial {
     /// The outcome and the evidence that the driver reported.
     pub report: Report,
+    /// The request as text, without secrets.
+    pub request: Option<String>,
     /// How long the send took.
     pub latency: Duration,
 }
@@ -31,10 +33,12 @@ pub async fn try_provider(
     tenant_name: &str,
     address: &str,
     text: &str,
+    data: Option<&serde_json::Value>,
 ) -> Result<Trial, String> {
     let secrets = open_secrets(tools, provider).map_err(|e| e.to_string())?;
     let driver = driver::of_provider(provider, &secrets, &tools.egress, &tools.capture_fail_on)?;
-    let note = test_note(provider, tenant_name, address, text);
+    let mut note = test_note(provider, tenant_name, address, text);
+    note.data = data.and_then(|data| to_raw_value(&json!({ provider.channel.as_str(): data })).ok());
     let key = DeliveryKey { tenant: provider.tenant, notification: note.id, n: 1 };
     let channel = if provider.channel == "*" { "any" } else { &provider.channel };
     let facts = Facts::new(channel, address);
@@ -49,8 +53,9 @@ pub async fn try_provider(
         traceparent: None,
     };
     let began = clock::monotonic();
+    let request = driver.shown_request(&message);
     let report = call(driver.as_ref(), &provider.name, message).await;
-    Ok(Trial { report, latency: began.elapsed() })
+    Ok(Trial { report, request, latency: began.elapsed() })
 }
 
 fn test_note(provider: &Provider, tenant_name: &str, address: &str, text: &str) -> StoredNotification {

@@ -123,6 +123,11 @@ on_both! {
         assert_eq!((row.state.as_str(), row.error_code.as_deref()), ("parked", Some("missing_data")));
         let detail = world.attempts(id).await.remove(0).detail.unwrap();
         assert!(detail.starts_with("data.home_assistant.service: is missing"), "{detail}");
+        // Channel data cannot operate the house.
+        let unlock = json!({"to": "house", "text": "Window open", "data": {"service": "lock.unlock"}});
+        let id = enqueue(&world, "home_assistant", &unlock).await;
+        world.pass().await;
+        assert_eq!(world.delivery(id).await.error_code.as_deref(), Some("missing_data"));
         assert_eq!(server.requests().len(), 0);
     }
 

@@ -429,6 +429,9 @@ pub struct ProviderTest {
     /// The text of the message.
     #[schema(max_length = 1000)]
     text: Option<String>,
+    /// Further fields for the driver, as in `data` of a notification, without the name of the channel.
+    #[schema(value_type = Option<Object>)]
+    data: Option<Map<String, Value>>,
 }
 
 /// Sends a test message immediately, without the queue, and answers with the outcome. The test is written to the audit
@@ -443,6 +446,7 @@ pub async fn test_provider(
 ) -> Result<Json<TestResult>, Problem> {
     let store = caller.store_of_one(&app);
     let provider = workshop(&app, &store, &caller).find(caller.tenant(), &name).await?;
-    let text = test.text.as_deref().unwrap_or(TEST_TEXT);
-    Ok(Json(providers::test(&app.tools, &store, &provider, caller.tenant_name(), &test.address, text).await?))
+    let (text, data) = (test.text.as_deref().unwrap_or(TEST_TEXT), test.data.map(Value::Object));
+    let tenant = caller.tenant_name();
+    Ok(Json(providers::test(&app.tools, &store, &provider, tenant, &test.address, text, data.as_ref()).await?))
 }

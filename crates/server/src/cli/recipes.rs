@@ -14,6 +14,9 @@ use crate::settings::RecipesSettings;
 const FILE_BYTES: u64 = 1024 * 1024;
 
 /// Adds the recipes of the folder to the drivers.
+///
+/// # Errors
+/// The first file that cannot be used. All others are added.
 pub(super) fn load(settings: &RecipesSettings) -> Result<(), Failure> {
     if settings.folder.is_empty() {
         return Ok(());
@@ -26,11 +29,12 @@ pub(super) fn load(settings: &RecipesSettings) -> Result<(), Failure> {
     let mut files: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
     files.sort();
+    let mut first = Ok(());
     for path in files {
-        let recipe = read(&path).map_err(|problem| refused(&path, problem))?;
-        driver::add_recipe(recipe).map_err(|problem| refused(&path, problem))?;
+        let added = read(&path).and_then(driver::add_recipe).map_err(|problem| refused(&path, problem));
+        first = first.and(added);
     }
-    Ok(())
+    first
 }
 
 /// Checks files and prints what is wrong with each.
@@ -111,7 +115,7 @@ fn described(kind: &Kind) -> serde_json::Value {
         return json!({"driver": kind.name, "channel": kind.channel, "guarantee": kind.guarantee.name(), "secrets": kind.secrets});
     };
     json!({
-        "driver": kind.name, "channel": kind.channel, "guarantee": kind.guarantee.name(), "service": recipe.title,
+        "driver": kind.name, "channel": kind.channel, "guarantee": kind.guarantee.name(), "service": recipe.title, "address": recipe.address,
         "because": recipe.because, "facts": recipe.facts, "rate_per_s": recipe.rate_per_s, "burst": recipe.burst,
         "settings": recipe.settings, "secrets": recipe.secrets, "data": recipe.data,
     })
@@ -132,6 +136,7 @@ fn text(kind: &Kind) -> String {
         kind.guarantee.name(),
         recipe.because
     );
+    lines.push(format!("  address  {}", recipe.address));
     let groups =
         [("--set", "=…", &recipe.settings), ("--secret", "=@FILE", &recipe.secrets), ("data", "", &recipe.data)];
     for (option, value, fields) in groups {
@@ -147,6 +152,10 @@ fn about(field: &Field) -> String {
     let mut text = field.help.clone();
     if field.r#type != FieldType::Text {
         text.push_str(&format!(" ({})", field.r#type.name()));
+    }
+    if !field.choices.is_empty() {
+        let choices: Vec<String> = field.choices.iter().map(ToString::to_string).collect();
+        text.push_str(&format!(": {}", choices.join(", ")));
     }
     match &field.default {
         Some(default) => text.push_str(&format!(" [default: {default}]")),

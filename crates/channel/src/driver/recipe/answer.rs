@@ -99,7 +99,7 @@ impl Answers {
         errors: &[ErrorText],
         waits: &[WaitText],
     ) -> Result<Self, String> {
-        let names = Names { roots: &NAMES, settings: vec![], secrets: vec![] };
+        let names = Names { roots: &NAMES, settings: vec![], secrets: vec![], data: vec![] };
         let compile =
             |path: String, text: &str| Expression::new(text, &names).map_err(|problem| format!("{path}: {problem}"));
         let some =
@@ -149,8 +149,7 @@ impl Answers {
             let outcome = if self.delivered { Outcome::Delivered } else { Outcome::Sent };
             return Report { evidence, after, ..Report::from(outcome) };
         }
-        let code = read(&self.code).map(|code| code.chars().take(CODE_CHARS).collect());
-        let code: String = code.unwrap_or_else(|| format!("http_{}", answer.status));
+        let own_code = read(&self.code).map(|code| code.chars().take(CODE_CHARS).collect::<String>());
         let said = read(&self.text).map(|text| text.chars().take(TEXT_CHARS).collect::<String>());
         let rule = self.errors.iter().find(|(when, ..)| is_true(when));
         let (effect, class, holds) = match rule {
@@ -160,12 +159,14 @@ impl Answers {
                 (effect, class, Holds::Lane)
             }
         };
+        let default_code =
+            || if effect.is_none() { "unexpected_answer".into() } else { format!("http_{}", answer.status) };
+        let code = own_code.unwrap_or_else(default_code);
         let outcome = match effect {
             Some(Effect::Deferred) => Outcome::deferred(code),
             Some(Effect::Rejected) => Outcome::refused(code),
             Some(Effect::Config) => Outcome::config(code),
-            Some(Effect::Unclear) => Outcome::unclear(code),
-            None => Outcome::unclear("unexpected_answer"),
+            Some(Effect::Unclear) | None => Outcome::unclear(code),
         };
         evidence.detail = Some(match (said, effect) {
             (Some(said), _) => format!("the service answered {}: {said}", answer.status),

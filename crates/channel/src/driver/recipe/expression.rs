@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use minijinja::value::ValueKind;
-use minijinja::{Environment, UndefinedBehavior, Value};
+use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value};
 use serde_json::Value as Json;
 
 /// The longest expression, in bytes. The engine's parser is recursive, so expressions are compiled on a thread with a
@@ -96,7 +96,10 @@ impl Expression {
         }
         let expression = ENGINE.compile_expression_owned(text.to_owned()).map_err(|problem| {
             let reason = problem.detail().map_or_else(|| problem.kind().to_string(), str::to_owned);
-            format!("{text:?} is not an expression: {reason}")
+            format!(
+                "{text:?} is not an expression: {reason}; compare with ==, combine with \"and\" and \"or\", and put texts \
+                 into quotes"
+            )
         })?;
         if let Some(unknown) = filters(text).into_iter().find(|name| !FILTERS.contains(&name.as_str())) {
             return Err(format!("filter {unknown:?} does not exist; allowed are {}", FILTERS.join(", ")));
@@ -104,7 +107,13 @@ impl Expression {
         let mut read: Vec<String> = expression.undeclared_variables(true).into_iter().collect();
         read.sort();
         read.iter().try_for_each(|name| names.check(name))?;
-        Ok(Self(expression))
+        // A filter without its argument fails on any value.
+        let wrong =
+            |error: &minijinja::Error| matches!(error.kind(), ErrorKind::MissingArgument | ErrorKind::TooManyArguments);
+        match expression.eval(Value::from_pairs(names.roots.iter().map(|name| (*name, Value::from("x"))))) {
+            Err(error) if wrong(&error) => Err(format!("{text:?}: a filter has too few or too many arguments")),
+            _ => Ok(Self(expression)),
+        }
     }
 
     /// The value of the expression. Undefined if a value that it needs is missing.
@@ -129,6 +138,8 @@ pub(super) struct Names<'n> {
     pub(super) settings: Vec<String>,
     /// The names of the secrets, after `secret.`.
     pub(super) secrets: Vec<String>,
+    /// The names of the fields of the channel data, after `data.`. Empty: any.
+    pub(super) data: Vec<String>,
 }
 
 impl Names<'_> {
@@ -140,6 +151,7 @@ impl Names<'_> {
         let known = match root {
             "settings" => &self.settings,
             "secret" => &self.secrets,
+            "data" if !field.is_empty() && !self.data.is_empty() => &self.data,
             _ => return Ok(()),
         };
         let field = field.split('.').next().unwrap_or_default();
@@ -281,7 +293,8 @@ mod tests {
     use serde_json::json;
 
     fn eval(text: &str) -> Result<Json, String> {
-        let names = Names { roots: &["to", "data", "settings"], settings: vec!["a".into()], secrets: vec![] };
+        let names =
+            Names { roots: &["to", "data", "settings"], settings: vec!["a".into()], secrets: vec![], data: vec![] };
         let context = value(
             &json!({"to": "+49 30-1", "data": {"n": 2, "big": 18_446_744_073_709_551_615_u64, "list": ["a", "b"],
             "t": "x.y.z", "null": null, "all": [{"s": "0"}, {"s": "0"}]}, "settings": {"a": "<b>&"}}),
@@ -327,6 +340,8 @@ mod tests {
             ("data.", "is not an expression"),
             ("tp", "\"tp\" does not exist here; allowed are to, data, settings"),
             ("settings.b", "settings.b is not declared; add [settings.b]"),
+            ("to | max", "a filter has too few or too many arguments"),
+            ("to = 'x'", "compare with =="),
             ("to | upper", "filter \"upper\" does not exist"),
             ("'a | b' == to | upper", "filter \"upper\" does not exist"),
             (&"-".repeat(4001), "has 4001 bytes"),

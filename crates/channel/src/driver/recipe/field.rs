@@ -21,13 +21,16 @@ pub struct Field {
     pub r#type: FieldType,
     #[serde(skip_serializing_if = "Option::is_none")]
     required: Option<bool>,
-    /// A setting that takes the place of this field of the channel data.
+    /// A setting that takes the place of this setting or this field of the channel data.
     #[serde(skip_serializing_if = "Option::is_none")]
     required_unless: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default: Option<Json>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub choices: Vec<Json>,
+    /// The beginnings of the allowed texts. Empty: any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub starts_with: Vec<String>,
     /// What the field is, in half a sentence.
     pub help: String,
 }
@@ -81,10 +84,10 @@ impl Field {
         self.required.get_or_insert(required);
     }
 
-    /// Whether the channel data must contain the field, with these settings.
-    pub(super) fn is_needed_in_data(&self, settings: &Json) -> bool {
+    /// Whether the field must be given, with these settings.
+    fn is_needed(&self, settings: Option<&Map<String, Json>>) -> bool {
         match &self.required_unless {
-            Some(name) => settings.get(name).is_none_or(Json::is_null),
+            Some(name) => settings.and_then(|settings| settings.get(name)).is_none_or(Json::is_null),
             None => self.is_required(),
         }
     }
@@ -113,6 +116,10 @@ impl Field {
         if value.as_str().is_some_and(str::is_empty) {
             return Err("is empty".into());
         }
+        let begins = |text: &str| self.starts_with.iter().any(|start| text.starts_with(start));
+        if let Some(text) = value.as_str().filter(|text| !self.starts_with.is_empty() && !begins(text)) {
+            return Err(format!("is {text:?}; it must begin with {}", self.starts_with.join(" or ")));
+        }
         if self.choices.is_empty() || self.choices.contains(value) {
             return Ok(());
         }
@@ -138,12 +145,15 @@ pub(super) fn settings(fields: &Fields, given: &Json, egress: &Egress) -> Result
     let mut all = Map::new();
     for (name, field) in fields {
         let value = given.get(name).filter(|value| !value.is_null()).or(field.default.as_ref());
-        match value {
+        // The command line reads digits as a number.
+        let digits = value.filter(|value| field.r#type == FieldType::Text && (value.is_i64() || value.is_u64()));
+        let digits = digits.map(|number| Json::from(number.to_string()));
+        match digits.as_ref().or(value) {
             Some(value) => {
                 field.check(value, Some(egress), false).map_err(|problem| format!("settings.{name}: {problem}"))?;
                 all.insert(name.clone(), value.clone());
             }
-            None if field.is_required() => {
+            None if field.is_needed(Some(given)) => {
                 return Err(format!("settings.{name}: is missing: {}; set it with --set {name}=…", field.help));
             }
             None => {}
@@ -161,7 +171,7 @@ pub(super) fn data<'f>(
     for (name, field) in fields {
         match given.and_then(|given| given.get(name)).filter(|value| !value.is_null()) {
             Some(value) => field.check(value, None, true).map_err(|problem| format!("{name}: {problem}"))?,
-            None if field.is_needed_in_data(settings) => return Err(format!("{name}: is missing: {}", field.help)),
+            None if field.is_needed(settings.as_object()) => return Err(format!("{name}: is missing: {}", field.help)),
             None => {}
         }
     }

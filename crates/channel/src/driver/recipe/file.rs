@@ -25,6 +25,7 @@ struct File {
     name: String,
     title: String,
     channel: String,
+    address: String,
     guarantee: Guarantee,
     because: String,
     key_window_s: Option<u64>,
@@ -96,12 +97,13 @@ fn compile(mut file: File) -> Result<Recipe, String> {
     check(&file)?;
     file.data.values_mut().for_each(|field| field.require_unless_said(false));
     let given = file.settings.values_mut().chain(file.secrets.values_mut());
-    given.for_each(|field| field.require_unless_said(field.default.is_none()));
+    given.for_each(|field| field.require_unless_said(field.default.is_none() && field.substitute().is_none()));
     let mut settings: Vec<String> = file.settings.keys().cloned().collect();
     if file.settings.get("from").is_some_and(|from| from.r#type == FieldType::Mailbox) {
         settings.extend(["from_email".into(), "from_name".into()]);
     }
-    let names = Names { roots: &VALUES, settings, secrets: file.secrets.keys().cloned().collect() };
+    let (secrets, data) = (file.secrets.keys().cloned().collect(), file.data.keys().cloned().collect());
+    let names = Names { roots: &VALUES, settings, secrets, data };
     let limit = |(i, limit): (usize, &LimitText)| {
         let of = Expression::new(&limit.of, &names).map_err(|problem| format!("limit[{i}].of: {problem}"))?;
         let without = limit.without.clone().unwrap_or_default();
@@ -118,6 +120,7 @@ fn compile(mut file: File) -> Result<Recipe, String> {
         name: file.name,
         title: file.title,
         channel: file.channel,
+        address: file.address,
         guarantee: file.guarantee,
         because: file.because,
         key_window_s: file.key_window_s,
@@ -143,7 +146,7 @@ fn check(file: &File) -> Result<(), String> {
     if file.channel != "*" {
         crate::model::short_name("channel", &file.channel)?;
     }
-    for (name, text) in [("title", &file.title), ("because", &file.because)] {
+    for (name, text) in [("title", &file.title), ("address", &file.address), ("because", &file.because)] {
         if text.trim().is_empty() {
             return Err(format!("{name}: is empty"));
         }
@@ -165,7 +168,7 @@ fn check(file: &File) -> Result<(), String> {
                 field.check(default, None, false).map_err(|problem| format!("{path}.default: {problem}"))?;
             }
             if let Some(setting) = field.substitute()
-                && (table != "data" || !file.settings.contains_key(setting))
+                && (table == "secrets" || !file.settings.contains_key(setting))
             {
                 return Err(format!("{path}.required_unless: {setting:?} is not a setting of this recipe"));
             }

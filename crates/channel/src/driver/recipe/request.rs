@@ -116,9 +116,12 @@ impl RequestForm {
             }
             Ok((header, compile(&path, value)?))
         };
+        if !["http://", "https://", "{{"].iter().any(|start| text.url.trim().starts_with(start)) {
+            return Err("request.url: must begin with https:// or with a value, such as {{ settings.base_url }}".into());
+        }
         Ok(Self {
             method,
-            url: compile("request.url", &text.url)?,
+            url: compile("request.url", text.url.trim())?,
             query: Table::new(&text.query, "request.query", names)?,
             headers: text.headers.iter().map(header).collect::<Result<_, String>>()?,
             authorization,

@@ -128,7 +128,8 @@ mod tests {
     use crate::driver::recipe::expression::value;
     use serde_json::json;
 
-    const NAMES: Names<'static> = Names { roots: &["text", "link", "data"], settings: vec![], secrets: vec![] };
+    const NAMES: Names<'static> =
+        Names { roots: &["text", "link", "data"], settings: vec![], secrets: vec![], data: vec![] };
 
     fn built(tree: Json, values: Json) -> Result<Option<Json>, String> {
         Tree::new(&tree, "request.json", &NAMES)?.build(&value(&values))

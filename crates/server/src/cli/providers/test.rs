@@ -3,12 +3,18 @@
 use clap::Args;
 use postcommit_engine::store::Store;
 
+use serde_json::Value;
+
 use super::{find, usage};
 use crate::app;
 use crate::cli::notifications::CAPTURED;
+use crate::cli::value;
 use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::providers::{self, ProviderError, TEST_TEXT, TestResult};
 use crate::settings::Settings;
+
+/// An example of `--data`.
+const DATA: &str = r#"{"service": "notify.phone"}"#;
 
 #[derive(Debug, Args)]
 pub struct Test {
@@ -24,16 +30,26 @@ pub struct Test {
     /// Text of the message, at most 1000 bytes
     #[arg(long, default_value = TEST_TEXT)]
     text: String,
+    /// Further fields for the driver, as JSON, e.g. {"service": "notify.phone"}; @FILE reads a file
+    #[arg(long, value_name = "JSON")]
+    data: Option<String>,
+    /// Also print the request, without secrets
+    #[arg(long)]
+    show_request: bool,
 }
 
 impl Test {
     pub async fn run(&self, format: Format, settings: &Settings, store: &Store) -> CommandResult {
         let (_, provider) = find(store, &self.tenant, &self.name).await?;
         let tools = app::tools(settings, store.clone())?;
-        let result = providers::test(&tools, store, &provider, &self.tenant, &self.address, &self.text)
+        let data = self.data.as_deref().map(|text| value::json("--data", DATA, text).map(Value::Object)).transpose()?;
+        let result = providers::test(&tools, store, &provider, &self.tenant, &self.address, &self.text, data.as_ref())
             .await
             .map_err(by_option)?;
-        output::one(format, &result, text);
+        output::one(format, &result, |result| match (&result.request, self.show_request) {
+            (Some(request), true) => format!("{request}\n\n{}", text(result)),
+            _ => text(result),
+        });
         Ok(if ["sent", "delivered"].contains(&result.outcome) { Exit::Ok } else { Exit::Failed })
     }
 }

@@ -43,6 +43,60 @@ on_both! {
         refused(app.client("north", &["enqueue"]).post("/v1/notifications", &by("desk", "x")), 422, Some("recipients[1].provider"));
     }
 
+    fn d7_a_message_for_home_assistant_without_a_service_is_refused_when_enqueueing(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["enqueue", "edit"]);
+        let house = json!({"name": "house", "driver": "home_assistant", "settings": {"base_url": "https://ha.example"}, "secrets": {"token": "tok_12345678"}});
+        let _ = client.post("/v1/providers", &house).expect(201);
+        let alarm = |data: Value| {
+            let mut note = json!({"event_type": "alarm.raised", "payload": {}, "title": "Window open", "recipients": [{"provider": "house", "address": "all"}]});
+            if !data.is_null() {
+                note["data"] = data;
+            }
+            client.post("/v1/notifications", &note)
+        };
+        for data in [json!(null), json!({}), json!({"home_assistant": {}}), json!({"home_assistant": {"service": null}}), json!({"home_assistant": {"service": ""}})] {
+            let problem = refused(alarm(data.clone()), 422, Some("data.home_assistant.service"));
+            assert!(["is missing: notify.NAME", "is empty"].iter().any(|words| text(&problem, "detail").contains(words)), "{data}: {problem}");
+        }
+        refused(alarm(json!({"home_assistant": {"service": 5}})), 422, Some("data.home_assistant.service"));
+        let _ = alarm(json!({"home_assistant": {"service": "notify.mobile_app_pixel"}})).expect(202);
+        let _ = alarm(json!({"home_assistant": {"service": "persistent_notification"}})).expect(202);
+        // The channel of the provider is checked like its name.
+        let by_channel = json!({"event_type": "alarm.raised", "payload": {}, "title": "Window open", "recipients": [{"user": "u1"}], "channels": ["home_assistant"]});
+        refused(client.post("/v1/notifications", &by_channel), 422, Some("data.home_assistant.service"));
+        let of_batch = client.post("/v1/notifications/batch", &json!({"notifications": [by_channel]}));
+        assert!(of_batch.text().contains("data.home_assistant.service"), "{}", of_batch.text());
+        // An event gets its data from a template, so it is not checked here.
+        let event = json!({"event_type": "alarm.raised", "payload": {}, "recipients": [{"provider": "house", "address": "all"}]});
+        let _ = client.post("/v1/notifications", &event).expect(202);
+        // With a service in the settings none needs to be named.
+        let _ = client.send("PATCH", "/v1/providers/house", Some(br#"{"settings": {"service": "notify.family"}}"#)).expect(200);
+        let _ = alarm(json!(null)).expect(202);
+    }
+
+    fn c6_a_template_for_msg91_without_its_dlt_ids_is_refused(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["edit"]);
+        let texts = json!({"name": "texts", "driver": "msg91", "secrets": {"authkey": "key_12345678"}, "is_default": true});
+        let _ = client.post("/v1/providers", &texts).expect(201);
+        let template = |data: Value| client.post("/v1/templates", &json!({"id": "booked", "event_type": "booking.confirmed", "channel": "sms", "text": "Booked", "data": data}));
+        let (id, dlt, entity) = ("5f1b1c1e1c1e1c1e1c1e1c1e", "1107160000000000001", "1101160000000000002");
+        let problem = refused(template(json!({"template_id": id, "entity_id": entity})), 422, Some("data.dlt_template_id"));
+        assert!(text(&problem, "detail").contains("is missing: the id of the template at the operators"), "{problem}");
+        refused(template(json!({"template_id": id, "dlt_template_id": dlt})), 422, Some("data.entity_id"));
+        refused(template(json!({"template_id": id, "dlt_template_id": 5, "entity_id": entity})), 422, Some("data.dlt_template_id"));
+        refused(client.post("/v1/templates", &json!({"id": "booked", "event_type": "booking.confirmed", "channel": "sms", "text": "Booked"})), 422, Some("data.dlt_template_id"));
+        let whole = json!({"template_id": id, "dlt_template_id": "{{ brand.dlt }}", "entity_id": entity, "variables": {"NAME": "{{ guestName }}"}});
+        let _ = template(whole.clone()).expect(201);
+        let mut without = whole;
+        without.as_object_mut().unwrap().remove("entity_id");
+        let change = json!({"data": without}).to_string();
+        refused(client.send("PATCH", "/v1/templates/booked", Some(change.as_bytes())), 422, Some("data.entity_id"));
+        // Other channels have other providers.
+        let _ = client.post("/v1/templates", &json!({"id": "mailed", "event_type": "booking.confirmed", "channel": "email", "text": "Booked"})).expect(201);
+    }
+
     fn d1_of_concurrent_creations_of_the_same_provider_one_succeeds(kind) {
         let app = App::at_rest(kind);
         let client = app.client("default", &["edit"]);

@@ -44,18 +44,25 @@ fn a_provider_is_added_by_the_recipe_of_the_documentation() {
     let base = format!("base_url={}", server.url(""));
     shell.run(&[&create[..], &["--secret", "token=@token.txt", "--set", &base]].concat()).ends(0);
 
+    let test = ["providers", "test", "night", "--address", "team-7", "--data", r#"{"urgent": true}"#, "--show-request"];
+    let tested = shell.run(&test).ends(0).stdout;
+    assert!(tested.contains("/v1/teams/team-7/pages\n") && tested.contains("authorization: [redacted]\n"), "{tested}");
+    assert!(
+        tested.contains(r#""message":"This is a test of the provider.""#) && tested.contains("\n\nsent  "),
+        "{tested}"
+    );
     let to = ["enqueue", "alarm.raised", "--to", "provider:night:team-7/..", "--title", "Pump 3 stopped"];
     let id = shell.run(&[&to[..], &["--body", "Pressure 0.2 bar", "--action-url", "https://plant.example/3"]].concat());
     let id = id.ends(0).stdout.trim().to_owned();
     shell.dispatch();
     let requests = server.requests();
-    assert_eq!(requests.len(), 1);
-    assert_eq!(requests[0].path, "/v1/teams/team-7%2F../pages");
-    assert_eq!(requests[0].header("authorization"), Some("Bearer tok_4711_secret"));
-    assert_eq!(requests[0].header("idempotency-key"), Some(format!("{id}_1").as_str()));
+    assert_eq!(requests.len(), 2);
+    assert_eq!(requests[1].path, "/v1/teams/team-7%2F../pages");
+    assert_eq!(requests[1].header("authorization"), Some("Bearer tok_4711_secret"));
+    assert_eq!(requests[1].header("idempotency-key"), Some(format!("{id}_1").as_str()));
     let wanted = json!({"title": "Pump 3 stopped", "message": "Pressure 0.2 bar",
         "link": {"href": "https://plant.example/3", "label": "View"}});
-    assert_eq!(requests[0].json(), wanted);
+    assert_eq!(requests[1].json(), wanted);
     let delivery = shell.run(&["deliveries", "show", &format!("{id}.1"), "-o", "json"]).ends(0).json();
     assert_eq!((&delivery["state"], &delivery["provider"]), (&"sent".into(), &"night".into()), "{delivery}");
     assert_eq!(delivery["attempt_log"][0]["provider_ref"], "p-1", "{delivery}");
@@ -68,24 +75,24 @@ fn a_recipe_that_cannot_work_is_refused_with_its_line() {
             assert!(text.contains(from), "{from}");
             text.replacen(from, to, 1)
         });
-        let started = shell.run(&["migrate"]).ends(2).stderr;
+        let started = shell.run(&["serve"]).ends(2).stderr;
         let checked = shell.run(&["providers", "check", "recipes/pager.toml"]).ends(1).stdout;
         assert!(started.contains(checked.trim()), "{started}\n{checked}");
         checked.trim().strip_prefix("recipes/pager.toml: ").unwrap().to_owned()
     };
     for (from, to, wanted) in [
-        ("{{ subject }}", "{{ sbject }}", "line 22: request.json.title: \"sbject\" does not exist here"),
-        ("[success]", "[sucess]", "line 26: sucess: unknown field `sucess`"),
-        ("202 and", "202 and and", "line 27: success.when: "),
-        ("\"rejected\"", "\"dropped\"", "line 36: error[0].outcome: unknown variant `dropped`"),
+        ("{{ subject }}", "{{ sbject }}", "line 23: request.json.title: \"sbject\" does not exist here"),
+        ("[success]", "[sucess]", "line 27: sucess: unknown field `sucess`"),
+        ("202 and", "202 and and", "line 28: success.when: "),
+        ("\"rejected\"", "\"dropped\"", "line 37: error[0].outcome: unknown variant `dropped`"),
         ("name = \"pager\"", "name = \"smtp\"", "name: another driver is named \"smtp\""),
-        ("\"url\"", "\"link\"", "line 9: settings.base_url.type: unknown variant `link`"),
-        ("secret.token", "secret.tokn", "line 19: request.headers.Authorization: secret.tokn is not declared"),
-        ("[request]", "[request", "line 16: "),
+        ("\"url\"", "\"link\"", "line 10: settings.base_url.type: unknown variant `link`"),
+        ("secret.token", "secret.tokn", "line 20: request.headers.Authorization: secret.tokn is not declared"),
+        ("[request]", "[request", "line 17: "),
     ] {
         let told = told(from, to);
         assert!(told.starts_with(wanted), "{told}");
     }
-    let missing = Shell::empty().with("POSTCOMMIT_RECIPES_FOLDER", "nowhere").run(&["migrate"]).ends(2).stderr;
+    let missing = Shell::empty().with("POSTCOMMIT_RECIPES_FOLDER", "nowhere").run(&["serve"]).ends(2).stderr;
     assert!(missing.contains("recipes.folder: nowhere: "), "{missing}");
 }
