@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use postcommit::Recipient;
 use postcommit_channel::model::{CHANNELS, Provider, Routes};
 use postcommit_engine::db::DbError;
-use postcommit_engine::store::{Accepted, NotAccepted, NotificationRequest, Resend, Store};
+use postcommit_engine::store::{Accepted, NotAccepted, NotificationRequest, Resend, Store, TemplateFilter};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -77,8 +77,9 @@ async fn check_channels(store: &Store, tenant: Option<i32>, incoming: &Notificat
         None => vec![],
     };
     let routes = Routes(&providers);
-    let serves = |provider: &&Provider| provider.is_default && channels.contains(&provider.channel);
-    providers.iter().filter(serves).try_for_each(|provider| check_data(provider, incoming))?;
+    for provider in providers.iter().filter(|provider| provider.is_default && channels.contains(&provider.channel)) {
+        check_data(store, provider, incoming).await?;
+    }
     match channels.iter().enumerate().find(|(_, channel)| !routes.know(channel)) {
         Some((index, unknown)) => Err(NotAccepted::Invalid {
             field: Some(format!("channels[{index}]")),
@@ -88,8 +89,17 @@ async fn check_channels(store: &Store, tenant: Option<i32>, incoming: &Notificat
     }
 }
 
-/// Checks the channel data of a message that no template makes, against what its provider needs (D7).
-fn check_data(provider: &Provider, incoming: &NotificationRequest) -> Result<(), NotAccepted> {
+/// Checks the channel data of a message against what its provider needs (D7), unless a template makes the message.
+async fn check_data(store: &Store, provider: &Provider, incoming: &NotificationRequest) -> Result<(), NotAccepted> {
+    let Err(refused) = check_own_data(provider, incoming) else { return Ok(()) };
+    let (tenant, event_type) = (Some(provider.tenant), Some(incoming.note().event_type.clone()));
+    let filter = TemplateFilter { tenant, event_type, active: Some(true), limit: 200, ..TemplateFilter::default() };
+    let templates = store.template_rows(&filter).await.map_err(|error| NotAccepted::unread(&error))?;
+    if templates.iter().any(|template| template.draft.channel == provider.channel) { Ok(()) } else { Err(refused) }
+}
+
+/// Checks the channel data that the message itself brings.
+fn check_own_data(provider: &Provider, incoming: &NotificationRequest) -> Result<(), NotAccepted> {
     let note = incoming.note();
     let Some(recipe) = recipe_of(provider).filter(|_| note.title.is_some() || note.body.is_some()) else {
         return Ok(());
@@ -122,7 +132,7 @@ async fn check_providers(
         };
         let problem = match found {
             Some(found) if found.enabled => {
-                check_data(&found, incoming)?;
+                check_data(store, &found, incoming).await?;
                 continue;
             }
             Some(_) => format!("{provider:?} is disabled; enable it first"),

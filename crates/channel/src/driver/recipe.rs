@@ -23,9 +23,9 @@ use url::Url;
 use uuid::Uuid;
 
 use self::answer::Answers;
-use self::expression::{Expression, shown, value};
-use self::field::Fields;
+use self::expression::{Expression, is_url, shown, value};
 pub use self::field::{Field, FieldType};
+use self::field::{Fields, Part};
 use self::request::RequestForm;
 pub(super) use self::shipped::SHIPPED;
 use super::redact::Redactions;
@@ -85,6 +85,10 @@ pub struct Recipe {
     answers: Answers,
     /// Whether the request contains a whole mail.
     mail: bool,
+    /// Whether an address may be the URL to send to.
+    url_of_recipient: bool,
+    /// The type that addresses must have.
+    address_type: FieldType,
 }
 
 /// A value that the service does not take.
@@ -190,7 +194,7 @@ fn build(recipe: Arc<Recipe>, parts: &Parts<'_>) -> Result<Box<dyn Driver>, Stri
         match parts.secrets.get(name) {
             // The secret is revealed here to check its form.
             Some(secret) => field
-                .check(&secret.reveal().into(), Some(parts.egress), false)
+                .check(&secret.reveal().into(), Some(parts.egress), Part::Secret)
                 .map_err(|problem| format!("secret {name}: {problem}"))?,
             None if field.is_required() => {
                 return Err(format!("secret: {name:?} is missing: {}; set it with --secret {name}=@FILE", field.help));
@@ -245,7 +249,7 @@ impl Driver for FromRecipe {
                 Ok(answer) => self.recipe.answers.report(&answer, self.guarantee, &redactions),
                 Err(failure) => http::failed(&failure),
             };
-            if is_url(message.target) { of_one_receiver(report) } else { report }
+            if self.recipe.url_of_recipient && is_url(message.target) { of_one_receiver(report) } else { report }
         })
     }
 
@@ -267,6 +271,11 @@ impl FromRecipe {
     }
 
     fn request(&self, message: &Message<'_>) -> Result<request::Request, Refusal> {
+        self.recipe.address_type.check(&message.target.into(), None, Part::Data).map_err(|problem| Refusal {
+            code: "bad_address",
+            class: ErrorClass::InvalidAddress,
+            detail: format!("the address {problem}"),
+        })?;
         let data: Option<Json> = message.content.data.as_deref().and_then(|data| serde_json::from_str(data.get()).ok());
         self.recipe.check_data(&self.settings.1, data.as_ref()).map_err(|problem| Refusal {
             code: "missing_data",
@@ -372,10 +381,6 @@ fn uuid_of(key: &str) -> Uuid {
     let mut bytes = [0; 16];
     bytes.copy_from_slice(&hash[..16]);
     uuid::Builder::from_random_bytes(bytes).into_uuid()
-}
-
-fn is_url(target: &str) -> bool {
-    target.starts_with("https://") || target.starts_with("http://")
 }
 
 /// The report on a receiver whose URL is the address. What it answers does not concern other receivers.

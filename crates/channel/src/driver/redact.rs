@@ -3,6 +3,8 @@
 
 use std::collections::BTreeSet;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use url::{Position, Url};
 
@@ -20,9 +22,14 @@ const ENCODED_BUT_SLASHES: &AsciiSet = &ENCODED.remove(b'/');
 pub(super) struct Redactions(BTreeSet<String>);
 
 impl Redactions {
-    /// Adds one secret, or several separated by spaces.
+    /// Adds one secret, or several separated by spaces, also in base64. A long part of a secret that has a colon is a
+    /// secret, too.
     pub(super) fn secrets(&mut self, text: &str) {
-        text.split_whitespace().for_each(|secret| self.every_form(secret, 1));
+        for secret in text.split_whitespace() {
+            self.every_form(secret, 1);
+            self.0.extend([STANDARD.encode(secret), URL_SAFE_NO_PAD.encode(secret)]);
+            secret.split(':').for_each(|part| self.every_form(part, WORD));
+        }
     }
 
     /// Adds the value of a header and each of its long words. In `Bearer <token>` the token is long, and `Bearer` is
@@ -66,10 +73,13 @@ impl Redactions {
         }
         let anew = [ENCODED, ENCODED_BUT_SLASHES]
             .map(|set| [&plain, &of_form].map(|text| utf8_percent_encode(text, set).to_string()));
-        for text in anew.into_iter().flatten().chain([part.to_owned(), plain, of_form]) {
+        let as_form = url::form_urlencoded::byte_serialize(plain.as_bytes()).collect();
+        for text in anew.into_iter().flatten().chain([part.to_owned(), as_form, plain, of_form]) {
             let in_json = serde_json::to_string(&text).unwrap_or_default();
             let in_json = in_json.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(&in_json);
-            self.0.extend([in_json.to_owned(), in_json.replace('/', "\\/"), text.replace('/', "\\/"), text]);
+            // Some programs escape these characters in JSON.
+            let escaped = in_json.replace('&', "\\u0026").replace('<', "\\u003c").replace('>', "\\u003e");
+            self.0.extend([in_json.to_owned(), escaped, in_json.replace('/', "\\/"), text.replace('/', "\\/"), text]);
         }
     }
 }

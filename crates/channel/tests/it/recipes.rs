@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use postcommit_channel::driver::{self, Driver, FailOn, Kind, Message, Parts, RawEvent};
+use postcommit_channel::driver::{self, Driver, FailOn, Kind, Message, Parts, RawEvent, Recipe};
 use postcommit_channel::egress::{Egress, EgressSettings};
 use postcommit_channel::model::{Because, DeliveryKey, Guarantee, Outcome, Report};
 use postcommit_channel::render::Content;
@@ -354,4 +354,104 @@ fn the_catalogue_is_what_the_recipes_say() {
         std::fs::read_to_string(&path).unwrap_or_default() == page,
         "docs/catalogue.md is not what the recipes say; UPDATE_GOLDEN=1 writes it anew"
     );
+}
+
+/// A small recipe with more lines at its end.
+fn small(more: &str) -> Result<Kind, String> {
+    let text = "name = 'small'\ntitle = 'Small'\nchannel = 'small'\naddress = 'a word'\nguarantee = 'at_least_once'\n\
+        because = 'it has no keys'\nsettings.base_url = { type = 'url', help = 'its address' }\n\
+        request = { url = '{{ to if to | is_url else settings.base_url }}', json = { text = '{{ text }}' } }\n\
+        success.when = \"status == 200 and text == 'ok'\"\n";
+    Recipe::read(&format!("{text}{more}")).map(Recipe::into_kind)
+}
+
+fn word(to: &str) -> Given {
+    Given {
+        to: to.into(),
+        subject: None,
+        text: Some("Booked".into()),
+        html: None,
+        action_url: None,
+        unsubscribe_url: None,
+        data: None,
+    }
+}
+
+#[tokio::test]
+async fn an_address_that_is_meant_as_a_url_never_goes_to_another_receiver() {
+    let (server, next) = scripted();
+    *next.lock().unwrap() = Reply::ok().with_body("ok");
+    let kind = small("").unwrap();
+    let example = Example {
+        settings: toml::Table::from_iter([("base_url".to_owned(), server.url("/own").into())]),
+        secrets: BTreeMap::new(),
+        case: vec![],
+        answer: vec![],
+    };
+    let driver = provider(&kind, &example, kind.guarantee);
+    let upper = server.url("/hers").replace("http:", "HTTP:");
+    for (to, path) in [("desk", Some("/own")), (upper.as_str(), Some("/hers")), ("ftp://x/", None), ("http:", None)] {
+        let before = server.requests().len();
+        let report = send(&*driver, "small", &word(to), Duration::from_secs(10)).await;
+        let seen = server.requests().get(before).map(|request| request.path.clone());
+        assert_eq!(seen.as_deref(), path, "{to}: {report:?}");
+    }
+    // An answer that was cut off is no success.
+    *next.lock().unwrap() = Reply::ok().with_header("content-length", "900").with_body("ok");
+    let report = send(&*driver, "small", &word("desk"), Duration::from_secs(2)).await;
+    assert_eq!(outcome(&report), "unclear", "{report:?}");
+}
+
+#[tokio::test]
+async fn at_most_once_does_not_repeat_what_a_failing_service_may_have_sent() {
+    let (server, next) = scripted();
+    let more = "[[error]]\nwhen = 'status == 502'\noutcome = 'deferred'\nclass = 'server_error'\n";
+    let kind = small(more).unwrap();
+    let settings = toml::Table::from_iter([("base_url".to_owned(), server.url("/own").into())]);
+    let example = Example { settings, secrets: BTreeMap::new(), case: vec![], answer: vec![] };
+    for (guarantee, wanted) in [(Guarantee::AtLeastOnce, "deferred"), (Guarantee::AtMostOnce, "unclear")] {
+        *next.lock().unwrap() = Reply::status(502);
+        let report =
+            send(&*provider(&kind, &example, guarantee), "small", &word("desk"), Duration::from_secs(10)).await;
+        assert_eq!(outcome(&report), wanted, "{guarantee:?}");
+    }
+}
+
+#[test]
+fn a_refused_secret_is_not_repeated() {
+    for rule in ["choices = ['a', 'b']", "starts_with = ['xoxb-']", "type = 'url'", "type = 'email'"] {
+        let kind = small(&format!("[secrets.token]\nhelp = 'the token'\n{rule}\n")).unwrap();
+        let egress = Egress::new(&EgressSettings::default()).unwrap();
+        let secrets = Secrets::from([("token".to_owned(), Secret::new("SUPERSECRETVALUE"))]);
+        let (settings, guarantee) = (&json!({"base_url": "https://small.example"}), kind.guarantee);
+        let parts =
+            Parts { settings, secrets: &secrets, guarantee, egress: &egress, capture_fail_on: &FailOn::default() };
+        let problem = kind.build(&parts).err().unwrap();
+        assert!(problem.starts_with("secret token: ") && !problem.contains("SUPERSECRET"), "{problem}");
+    }
+}
+
+#[test]
+fn numbers_and_policies_out_of_range_are_refused_with_their_line() {
+    for (more, wanted) in [
+        ("rate_per_s = 99999999999999999999\n", "line 10: rate_per_s: is not a number that can be used"),
+        ("rate_per_s = nan\n", "line 10: rate_per_s: is not a number that can be used"),
+        ("policy = { name = 'fixed', interval_s = 0 }\n", "line 10: policy"),
+        ("policy = 'never'\n", "line 10: policy"),
+    ] {
+        let problem = small(more).err().unwrap_or_default();
+        assert!(problem.starts_with(wanted), "{more}: {problem}");
+    }
+    assert!(small("policy = 'marketplace'\n").is_ok());
+}
+
+#[tokio::test]
+async fn one_address_is_one_recipient() {
+    for (name, to) in [("mailgun", "a@x.example, b@y.example"), ("pushover", "u1,u2"), ("twilio", "+1,+2")] {
+        let (server, _) = scripted();
+        let (kind, example) = (driver::kind(name).unwrap(), example(name, &server.url("")));
+        let (driver, given) = (provider(&kind, &example, kind.guarantee), word(to));
+        let report = send(&*driver, &kind.channel, &given, Duration::from_secs(5)).await;
+        assert_eq!((outcome(&report), server.requests().len()), ("rejected", 0), "{name}");
+    }
 }

@@ -159,6 +159,12 @@ impl Answers {
                 (effect, class, Holds::Lane)
             }
         };
+        // After these statuses the service may have done something before it failed.
+        let may_be_sent = guarantee == Guarantee::AtMostOnce && matches!(answer.status, 500 | 502 | 504);
+        let effect = effect.map(|effect| match effect {
+            Effect::Deferred if may_be_sent => Effect::Unclear,
+            other => other,
+        });
         let default_code =
             || if effect.is_none() { "unexpected_answer".into() } else { format!("http_{}", answer.status) };
         let code = own_code.unwrap_or_else(default_code);
@@ -215,11 +221,12 @@ fn by_status(status: u16, guarantee: Guarantee) -> (Option<Effect>, ErrorClass) 
 fn context(answer: &HttpAnswer) -> Value {
     let is_whole = answer.body_complete && !answer.truncated;
     let parsed = serde_json::from_slice(&answer.body).ok().filter(|_| is_whole);
-    let text = String::from_utf8_lossy(&answer.body);
+    // The rest of a body that was cut might say the opposite.
+    let text = is_whole.then(|| String::from_utf8_lossy(&answer.body));
     Value::from_pairs([
         ("status", Value::from(answer.status)),
         ("json", parsed.as_ref().map_or(Value::UNDEFINED, value)),
-        ("text", Value::from(text.trim())),
+        ("text", text.map_or(Value::UNDEFINED, |text| Value::from(text.trim()))),
         ("headers", headers(&answer.headers)),
     ])
 }

@@ -36,9 +36,7 @@ static ENGINE: LazyLock<Environment<'static>> = LazyLock::new(|| {
         let mut items = list.try_iter().into_iter().flatten().peekable();
         items.peek().is_some() && items.all(|item| item.get_attr(&field).is_ok_and(|value| value == wanted))
     });
-    engine.add_filter("is_url", |text: Value| {
-        text.as_str().is_some_and(|text| text.starts_with("https://") || text.starts_with("http://"))
-    });
+    engine.add_filter("is_url", |text: Value| text.as_str().is_some_and(is_url));
     engine.add_filter("join", |list: Value, between: String| {
         let items: Vec<String> = list.try_iter().into_iter().flatten().map(|item| shown(&item)).collect();
         if items.is_empty() { Value::UNDEFINED } else { items.join(&between).into() }
@@ -50,6 +48,12 @@ static ENGINE: LazyLock<Environment<'static>> = LazyLock::new(|| {
     });
     engine
 });
+
+/// Whether a text is meant as a URL. A malformed one is meant as a URL, too, and must not go to another receiver.
+pub(super) fn is_url(text: &str) -> bool {
+    let text = text.trim_start().to_ascii_lowercase();
+    text.starts_with("http:") || text.starts_with("https:") || text.contains("://")
+}
 
 /// Applies a function to a text. A missing value stays missing.
 fn of_text(value: &Value, change: impl FnOnce(&str) -> String) -> Value {

@@ -72,6 +72,27 @@ impl FieldType {
     }
 }
 
+impl FieldType {
+    /// Checks the type of a value. The error says what is expected, without the value.
+    pub(super) fn check(self, value: &Json, egress: Option<&Egress>, part: Part) -> Result<(), String> {
+        let text = || value.as_str().ok_or_else(|| "must be a text".to_owned());
+        match self {
+            Self::Text if part == Part::Data => drop(text()?),
+            Self::Text => check::one_line(text()?)?,
+            Self::Url => check_url(text()?, egress)?,
+            Self::Email => check::email(text()?)?,
+            Self::Mailbox => drop(mail::mailbox(text()?)?),
+            Self::Phone => check::phone(text()?)?,
+            Self::Number if !value.is_number() => return Err("must be a number".into()),
+            Self::Boolean if !value.is_boolean() => return Err("must be true or false".into()),
+            Self::List if !value.is_array() => return Err("must be a list".into()),
+            Self::Object if !value.is_object() => return Err("must be an object".into()),
+            _ => {}
+        }
+        if value.as_str().is_some_and(str::is_empty) { Err("is empty".into()) } else { Ok(()) }
+    }
+}
+
 impl Field {
     /// Whether the field must be given. A setting may take the place of a field of the channel data.
     #[must_use]
@@ -97,40 +118,37 @@ impl Field {
         self.required_unless.as_deref()
     }
 
-    /// Checks a value. The error says what is expected. Texts of the channel data may have several lines.
-    pub(super) fn check(&self, value: &Json, egress: Option<&Egress>, is_data: bool) -> Result<(), String> {
-        let text = || value.as_str().ok_or_else(|| "must be a text".to_owned());
-        match self.r#type {
-            FieldType::Text if is_data => drop(text()?),
-            FieldType::Text => check::one_line(text()?)?,
-            FieldType::Url => check_url(text()?, egress)?,
-            FieldType::Email => check::email(text()?)?,
-            FieldType::Mailbox => drop(mail::mailbox(text()?)?),
-            FieldType::Phone => check::phone(text()?)?,
-            FieldType::Number if !value.is_number() => return Err("must be a number".into()),
-            FieldType::Boolean if !value.is_boolean() => return Err("must be true or false".into()),
-            FieldType::List if !value.is_array() => return Err("must be a list".into()),
-            FieldType::Object if !value.is_object() => return Err("must be an object".into()),
-            _ => {}
-        }
-        if value.as_str().is_some_and(str::is_empty) {
-            return Err("is empty".into());
-        }
+    /// Checks a value. The error says what is expected, and never repeats a secret.
+    pub(super) fn check(&self, value: &Json, egress: Option<&Egress>, part: Part) -> Result<(), String> {
+        self.r#type.check(value, egress, part)?;
+        let is = if part == Part::Secret { "is another text".to_owned() } else { format!("is {value}") };
         let begins = |text: &str| self.starts_with.iter().any(|start| text.starts_with(start));
-        if let Some(text) = value.as_str().filter(|text| !self.starts_with.is_empty() && !begins(text)) {
-            return Err(format!("is {text:?}; it must begin with {}", self.starts_with.join(" or ")));
+        if value.as_str().is_some_and(|text| !self.starts_with.is_empty() && !begins(text)) {
+            return Err(format!("{is}; it must begin with {}", self.starts_with.join(" or ")));
         }
         if self.choices.is_empty() || self.choices.contains(value) {
             return Ok(());
         }
         let choices: Vec<String> = self.choices.iter().map(Json::to_string).collect();
-        Err(format!("is {value}; allowed are {}", choices.join(", ")))
+        Err(format!("{is}; allowed are {}", choices.join(", ")))
     }
+}
+
+/// What a value belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    Setting,
+    Secret,
+    /// The message. Its texts may have several lines.
+    Data,
 }
 
 fn check_url(text: &str, egress: Option<&Egress>) -> Result<(), String> {
     const SHAPE: &str = "must be a full http or https URL, such as https://example.com";
-    let url = Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https")).ok_or(SHAPE)?;
+    let url = Url::parse(text)
+        .ok()
+        .filter(|url| matches!(url.scheme(), "http" | "https") && url.fragment().is_none())
+        .ok_or(SHAPE)?;
     egress.map_or(Ok(()), |egress| egress.check_url(&url).map_err(|failure| failure.detail))
 }
 
@@ -150,7 +168,9 @@ pub(super) fn settings(fields: &Fields, given: &Json, egress: &Egress) -> Result
         let digits = digits.map(|number| Json::from(number.to_string()));
         match digits.as_ref().or(value) {
             Some(value) => {
-                field.check(value, Some(egress), false).map_err(|problem| format!("settings.{name}: {problem}"))?;
+                field
+                    .check(value, Some(egress), Part::Setting)
+                    .map_err(|problem| format!("settings.{name}: {problem}"))?;
                 all.insert(name.clone(), value.clone());
             }
             None if field.is_needed(Some(given)) => {
@@ -170,7 +190,7 @@ pub(super) fn data<'f>(
 ) -> Result<(), String> {
     for (name, field) in fields {
         match given.and_then(|given| given.get(name)).filter(|value| !value.is_null()) {
-            Some(value) => field.check(value, None, true).map_err(|problem| format!("{name}: {problem}"))?,
+            Some(value) => field.check(value, None, Part::Data).map_err(|problem| format!("{name}: {problem}"))?,
             None if field.is_needed(settings.as_object()) => return Err(format!("{name}: is missing: {}", field.help)),
             None => {}
         }

@@ -8,7 +8,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::answer::{AnswerText, Answers, ErrorText, SuccessText, WaitText};
 use super::expression::{Expression, Names};
-use super::field::{FieldType, Fields};
+use super::field::{FieldType, Fields, Part};
 use super::request::{RequestForm, RequestText};
 use super::{Limit, Recipe, VALUES};
 use crate::model::{Guarantee, Policy, Rate};
@@ -26,11 +26,12 @@ struct File {
     title: String,
     channel: String,
     address: String,
+    #[serde(default)]
+    address_type: FieldType,
     guarantee: Guarantee,
     because: String,
     key_window_s: Option<u64>,
-    #[serde(default)]
-    policy: Policy,
+    policy: Option<Json>,
     rate_per_s: Option<f64>,
     burst: Option<i32>,
     #[serde(default)]
@@ -78,11 +79,16 @@ pub(super) fn read(text: &str) -> Result<Recipe, String> {
 
 fn read_here(text: &str) -> Result<Recipe, String> {
     let table = DeTable::parse(text).map_err(|problem| {
-        let line = problem.span().map_or(1, |span| line_of(text, span.start));
+        let before = problem.span().map_or("", |span| text.get(..span.start).unwrap_or_default());
+        let line = before.matches('\n').count() + 1;
         format!("line {line}: {}", problem.message())
     })?;
-    let mut lines = Lines { text, by_path: BTreeMap::new() };
+    let ends = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at).collect();
+    let mut lines = Lines { ends, by_path: BTreeMap::new(), problem: None };
     let json = lines.table(table.get_ref(), "");
+    if let Some(problem) = &lines.problem {
+        return Err(lines.placed(problem));
+    }
     let file: File = serde_path_to_error::deserialize(&json).map_err(|problem| {
         let path = problem.path().to_string();
         match path.as_str() {
@@ -114,6 +120,8 @@ fn compile(mut file: File) -> Result<Recipe, String> {
         Ok(Limit { name, of, chars: limit.chars, bytes: limit.bytes, without })
     };
     let limits = file.limit.iter().enumerate().map(limit).collect::<Result<_, String>>()?;
+    let policy = file.policy.as_ref().map(Policy::from_json).transpose();
+    let policy = policy.map_err(|problem| format!("policy: {problem}"))?.unwrap_or_default();
     let request = RequestForm::new(&file.request, &names)?;
     let answers = Answers::new(&file.success, &file.answer, &file.error, &file.retry_after)?;
     Ok(Recipe {
@@ -124,7 +132,7 @@ fn compile(mut file: File) -> Result<Recipe, String> {
         guarantee: file.guarantee,
         because: file.because,
         key_window_s: file.key_window_s,
-        policy: file.policy,
+        policy,
         rate_per_s: file.rate_per_s,
         burst: file.burst,
         facts: file.facts,
@@ -133,6 +141,8 @@ fn compile(mut file: File) -> Result<Recipe, String> {
         data: file.data,
         limits,
         mail: file.request.mail,
+        url_of_recipient: file.request.url.contains("is_url"),
+        address_type: file.address_type,
         request,
         answers,
     })
@@ -165,7 +175,7 @@ fn check(file: &File) -> Result<(), String> {
                 return Err(format!("{path}.default: only settings have defaults"));
             }
             if let Some(default) = &field.default {
-                field.check(default, None, false).map_err(|problem| format!("{path}.default: {problem}"))?;
+                field.check(default, None, Part::Setting).map_err(|problem| format!("{path}.default: {problem}"))?;
             }
             if let Some(setting) = field.substitute()
                 && (table == "secrets" || !file.settings.contains_key(setting))
@@ -182,18 +192,33 @@ fn check(file: &File) -> Result<(), String> {
 }
 
 /// The lines of the values of a file.
-struct Lines<'t> {
-    text: &'t str,
+struct Lines {
+    /// The positions of the line ends.
+    ends: Vec<usize>,
     by_path: BTreeMap<String, usize>,
+    /// The first number that is too large.
+    problem: Option<String>,
 }
 
-impl Lines<'_> {
+impl Lines {
+    fn line_of(&self, at: usize) -> usize {
+        self.ends.partition_point(|end| *end < at) + 1
+    }
+
+    fn number<T: Into<Json>>(&mut self, number: Option<T>, path: &str) -> Json {
+        let json = number.map(Into::into).filter(|json: &Json| json.is_number());
+        json.unwrap_or_else(|| {
+            self.problem.get_or_insert(format!("{path}: is not a number that can be used"));
+            Json::Null
+        })
+    }
+
     fn table(&mut self, table: &DeTable<'_>, path: &str) -> Json {
         let mut fields = Map::new();
         for (name, value) in table {
             let name_text = name.get_ref().to_string();
             let path = if path.is_empty() { name_text.clone() } else { format!("{path}.{name_text}") };
-            self.by_path.insert(path.clone(), line_of(self.text, name.span().start));
+            self.by_path.insert(path.clone(), self.line_of(name.span().start));
             fields.insert(name_text, self.value(value.get_ref(), &path));
         }
         fields.into()
@@ -202,15 +227,15 @@ impl Lines<'_> {
     fn value(&mut self, value: &DeValue<'_>, path: &str) -> Json {
         match value {
             DeValue::String(text) => text.to_string().into(),
-            DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix()).unwrap_or_default().into(),
-            DeValue::Float(number) => number.as_str().parse::<f64>().unwrap_or_default().into(),
+            DeValue::Integer(number) => self.number(i64::from_str_radix(number.as_str(), number.radix()).ok(), path),
+            DeValue::Float(number) => self.number(number.as_str().parse::<f64>().ok(), path),
             DeValue::Boolean(yes) => (*yes).into(),
             DeValue::Datetime(time) => time.to_string().into(),
             DeValue::Array(items) => {
                 let mut values = vec![];
                 for (i, item) in items.iter().enumerate() {
                     let path = format!("{path}[{i}]");
-                    self.by_path.insert(path.clone(), line_of(self.text, item.span().start));
+                    self.by_path.insert(path.clone(), self.line_of(item.span().start));
                     values.push(self.value(item.get_ref(), &path));
                 }
                 values.into()
@@ -229,8 +254,4 @@ impl Lines<'_> {
             None => problem.to_owned(),
         }
     }
-}
-
-fn line_of(text: &str, at: usize) -> usize {
-    text.bytes().take(at).filter(|byte| *byte == b'\n').count() + 1
 }

@@ -27,7 +27,7 @@ const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'
 pub(super) struct RequestText {
     #[serde(default = "post")]
     method: String,
-    url: String,
+    pub(super) url: String,
     #[serde(default)]
     query: Map<String, Json>,
     #[serde(default)]
