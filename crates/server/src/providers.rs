@@ -200,12 +200,31 @@ impl Workshop<'_> {
     fn checked_change(&self, from: Provider, change: &Change) -> Result<(ProviderChange, Secrets), ProviderError> {
         self.check_local(&from.driver, change)?;
         let mut secrets = self.opened(&from, &change.secrets)?;
+        self.check_routes(&from, change, &secrets)?;
         let is_new = |(name, value): &(&String, &Secret)| secrets.get(*name) != Some(*value);
         let anew: Vec<String> = change.secrets.iter().filter(is_new).map(|(name, _)| name.clone()).collect();
         secrets.extend(change.secrets.clone());
         let to = laid_over(from.draft.clone(), change)?;
         self.check(&to, &secrets)?;
         Ok((ProviderChange { from, to, secrets: anew }, secrets))
+    }
+
+    /// Refuses to send stored secrets elsewhere. Whoever may change a provider over the API may not read its secrets, so
+    /// a new destination needs them again.
+    fn check_routes(&self, from: &Provider, change: &Change, stored: &Secrets) -> Result<(), ProviderError> {
+        if self.is_local || stored.keys().all(|name| change.secrets.contains_key(name)) {
+            return Ok(());
+        }
+        let routes = driver::kind(&from.driver).map(|kind| kind.secret_routes.clone()).unwrap_or_default();
+        let is_moved = |(name, value): &(&String, &Value)| {
+            routes.iter().any(|route| route == *name) && from.settings.get(*name).unwrap_or(&Value::Null) != *value
+        };
+        match change.settings.iter().find(is_moved) {
+            Some((name, _)) => Err(ProviderError::Field(format!(
+                "settings.{name}: decides where the secrets are sent; give the secrets again in the same change"
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// Checks a new provider, or the change of one, as [`Workshop::create`] and [`Workshop::update`] do before they

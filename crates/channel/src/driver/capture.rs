@@ -108,6 +108,7 @@ pub(super) fn kind() -> Kind {
         policy: Policy::default(),
         destination: Destination::Record,
         secrets: vec![],
+        secret_routes: vec![],
         new_secret: None,
         key_window: KEY_WINDOW,
         // Only an operator on the server's machine may set the journal. Otherwise any caller with an API key could make

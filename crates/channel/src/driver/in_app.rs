@@ -23,6 +23,7 @@ pub(super) fn kind() -> Kind {
         policy: Policy::default(),
         destination: Destination::Inbox,
         secrets: vec![],
+        secret_routes: vec![],
         new_secret: None,
         key_window: KEY_WINDOW,
         local_settings: vec![],

@@ -35,6 +35,8 @@ pub struct Kind {
     pub destination: Destination,
     /// The names of the secrets that the driver takes.
     pub secrets: Vec<Text>,
+    /// The settings that decide where the secrets are sent.
+    pub secret_routes: Vec<Text>,
     /// The secret that is generated for a provider that is configured without one.
     pub new_secret: Option<NewSecret>,
     /// The time for which a receiver remembers the key of a delivery.
@@ -248,6 +250,7 @@ mod tests {
             policy: Policy::default(),
             destination: Destination::Service,
             secrets: vec![format!("{name}-token").into()],
+            secret_routes: vec![],
             new_secret: None,
             key_window: KeyWindow { default_s: 60, allowed_s: 1..=60 },
             local_settings: vec![],

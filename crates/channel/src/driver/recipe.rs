@@ -153,6 +153,7 @@ impl Recipe {
         let recipe = Arc::new(self);
         let window = recipe.key_window_s.unwrap_or(86_400);
         let builder = Arc::clone(&recipe);
+        let routes = recipe.settings.iter().filter(|(_, field)| field.r#type == FieldType::Url);
         Kind {
             name: recipe.name.clone().into(),
             channel: recipe.channel.clone().into(),
@@ -160,6 +161,7 @@ impl Recipe {
             policy: recipe.policy.clone(),
             destination: Destination::Service,
             secrets: recipe.secrets.keys().map(|name| Cow::from(name.clone())).collect(),
+            secret_routes: routes.map(|(name, _)| Cow::from(name.clone())).collect(),
             new_secret: None,
             key_window: KeyWindow { default_s: window, allowed_s: window..=window },
             local_settings: vec![],

@@ -36,6 +36,7 @@ pub(super) fn kind() -> Kind {
         policy: Schedule::Marketplace.into(),
         destination: Destination::Service,
         secrets: vec!["password".into()],
+        secret_routes: vec!["host".into(), "port".into(), "tls".into()],
         new_secret: None,
         key_window: KeyWindow::day(60..=2_592_000),
         local_settings: vec![],

@@ -70,6 +70,7 @@ pub(super) fn kind() -> Kind {
         policy: Schedule::StandardWebhooks.into(),
         destination: Destination::Service,
         secrets: vec!["secret".into()],
+        secret_routes: vec![],
         new_secret: Some(NewSecret { name: "secret".into(), make: new_secret }),
         key_window: KEY_WINDOW,
         local_settings: vec![],

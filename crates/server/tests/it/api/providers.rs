@@ -75,6 +75,21 @@ on_both! {
         let _ = alarm(json!(null)).expect(202);
     }
 
+    fn a_changed_destination_needs_the_secrets_again(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["edit"]);
+        let pushes = json!({"name": "pushes", "driver": "ntfy", "secrets": {"token": "tk_12345678"}});
+        let _ = client.post("/v1/providers", &pushes).expect(201);
+        let mail = json!({"name": "mail", "driver": "smtp", "settings": {"host": "a.example", "from": "a@a.example", "username": "a"}, "secrets": {"password": "hush1234"}});
+        let _ = client.post("/v1/providers", &mail).expect(201);
+        let change = |name: &str, change: Value| client.send("PATCH", &format!("/v1/providers/{name}"), Some(change.to_string().as_bytes()));
+        let elsewhere = json!({"base_url": "https://evil.example"});
+        refused(change("pushes", json!({"settings": elsewhere})), 422, Some("settings.base_url"));
+        refused(change("mail", json!({"settings": {"host": "evil.example"}})), 422, Some("settings.host"));
+        let _ = change("mail", json!({"settings": {"reply_to": "b@a.example", "host": "a.example"}})).expect(200);
+        let _ = change("pushes", json!({"settings": elsewhere, "secrets": {"token": "tk_87654321"}})).expect(200);
+    }
+
     fn c6_a_template_for_msg91_without_its_dlt_ids_is_refused(kind) {
         let app = App::at_rest(kind);
         let client = app.client("default", &["edit"]);
