@@ -15,11 +15,14 @@ use super::mail::{Mail, dot_stuffed};
 use super::reply::{Reply, ReplyReader, Step};
 use super::{Account, Encryption, SignIn};
 use crate::clock;
+use crate::driver::idle::Reusable;
 use crate::egress::{Deadline, DialledStream, Egress, EgressFailure, Tls};
 
 /// How long the server may take for its answer after the final dot. RFC 5321 asks for ten minutes: a client that gives
 /// up earlier sends a mail again that the server has taken.
 pub(super) const ANSWER_AFTER_DOT: Duration = Duration::from_secs(600);
+/// The most messages over one connection. Many servers refuse more than 100.
+const MESSAGES: u32 = 100;
 /// The most bytes of a mail that are written in one call.
 const CHUNK: usize = 16 * 1024;
 
@@ -89,16 +92,6 @@ impl Dialogue {
         Ok(dialogue)
     }
 
-    /// When the connection was opened.
-    pub(super) fn opened(&self) -> Instant {
-        self.opened
-    }
-
-    /// The number of messages that were begun on this connection.
-    pub(super) fn messages(&self) -> u32 {
-        self.messages
-    }
-
     /// Sends one message. The deadline is for all steps up to the final dot.
     pub(super) async fn send(&mut self, mail: &Mail, deadline: Deadline) -> Result<Reply, Failed> {
         if std::mem::replace(&mut self.is_used, true) {
@@ -127,11 +120,6 @@ impl Dialogue {
         self.write(Step::Accepted, b".\r\n", deadline).await?;
         let reply = self.answer(Step::Accepted, deadline).await?;
         accepted(Step::Accepted, reply, 250)
-    }
-
-    /// Ends the dialogue politely. Failures do not matter.
-    pub(super) async fn quit(mut self) {
-        let _ = self.command(Step::Reset, "QUIT", Deadline::after(Duration::from_secs(5))).await;
     }
 
     async fn ehlo(&mut self, account: &Account, deadline: Deadline) -> Result<(), Failed> {
@@ -273,6 +261,20 @@ impl Dialogue {
                 Err(_) => return Err(broken(step, "timeout", "the server did not answer in time".into())),
             }
         }
+    }
+}
+
+impl Reusable for Dialogue {
+    fn opened(&self) -> Instant {
+        self.opened
+    }
+
+    fn is_spent(&self) -> bool {
+        self.messages >= MESSAGES
+    }
+
+    async fn close(mut self) {
+        let _ = self.command(Step::Reset, "QUIT", Deadline::after(Duration::from_secs(5))).await;
     }
 }
 
