@@ -10,15 +10,17 @@ use postcommit::Timestamp;
 use postcommit_channel::clock;
 use postcommit_channel::driver::{Driver, Message};
 use postcommit_channel::model::{
-    self, Because, Case, Delivery, Finish, FinishedState, Guarantee, Lost, MAX_ATTEMPTS_IN_ALL, Outcome, QuietWindow,
-    Reason, Report, StoredNotification, Verdict,
+    self, Case, Delivery, Finish, FinishedState, Guarantee, Lost, MAX_ATTEMPTS_IN_ALL, Outcome, QuietWindow, Reason,
+    Report, StoredNotification, Verdict,
 };
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
+use super::breaker::{self, Turn};
+use super::demands::{demand_of, tell_lane};
+use super::failover;
 use super::hosts::HostSlot;
 use super::hosts::admission::{self, put_off_refused};
 use super::lanes::Lane;
-use super::local_close::CloseDemand;
 use super::parked_log::About;
 use super::permits::Permits;
 use super::render::{Rendered, Rendering, message, render_all, render_direct};
@@ -36,8 +38,6 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// How long other processes may still use a provider's former guarantee after a change: the longest polling interval
 /// plus one send.
 const HEARSAY: Duration = Duration::from_secs(360);
-/// How many attempts of one delivery may go uncounted because its lane was paused during the attempt.
-const MAX_UNCOUNTED: u32 = 10;
 /// How long a delivery is put off when its lane was closed after the claim.
 const CLOSED_WAIT: Duration = Duration::from_secs(1);
 
@@ -339,16 +339,13 @@ async fn attempt(
     now: Timestamp,
     slot: Option<HostSlot>,
 ) {
-    if let Some(left) = lane.local_close.time_left() {
-        // The delivery was claimed before the lane was closed, and has not begun. It is put off until the lane may be
-        // open.
-        let at = now.plus(left).min(note.expires_at.max(now));
-        return crew.settler.settle(unbegun(delivery, Finish::Again { at, counted: false }, None, None), None, None);
+    if let Some(wait) = not_yet(lane, delivery) {
+        return put_off(crew, (delivery, note), now, wait);
     }
-    if lane.local_close.is_closed() {
-        // The pause or hold is written, so no claim takes the delivery before the lane is open again.
-        let at = now.plus(CLOSED_WAIT).min(note.expires_at.max(now));
-        return crew.settler.settle(unbegun(delivery, Finish::Again { at, counted: false }, None, None), None, None);
+    let probe = lane.is_probed().then(|| lane.breaker.probe());
+    if matches!(probe, Some(None)) {
+        // Another send probes whether the service works again. This one waits for its result.
+        return put_off(crew, (delivery, note), now, CLOSED_WAIT);
     }
     let Some(timeout) = permit(crew, lane, delivery) else {
         tracing::warn!(
@@ -370,7 +367,7 @@ async fn attempt(
         true => Box::pin(send_while_held(crew, lane, &Lease::of(delivery), message)).await,
     };
     let took = began.elapsed();
-    drop(slot);
+    let (turn, trips) = breaker::note(lane, slot, &report);
     counts.sent(took);
     if let Some(span) = span {
         crew.tools.tracer.end(ended(span, lane, delivery, note, &report));
@@ -381,20 +378,58 @@ async fn attempt(
     let ended = now.plus(took);
     let case = Case { after: report.after, ..case(delivery, note, lane, &report.outcome, ended) };
     let demand = demand_of(&report, &case);
-    // `tell_lane` is boxed because it is called rarely. Without the box, the future of every attempt would have room
-    // for it.
+    // These are boxed because they are called rarely. Without the box, the future of every attempt would have room for
+    // them.
     let verdict = match (demand, model::judge(&case)) {
         (Some(demand), verdict) => Box::pin(tell_lane(crew, lane, (delivery, note), demand, verdict, ended)).await,
         (None, verdict) => verdict,
     };
-    let finish = after_quiet_hours(finish(verdict, Some(&report.outcome)), delivery, note);
+    match turn {
+        Turn::None => {}
+        Turn::Trip(failures) => {
+            let demand = breaker::demand((lane, delivery), &report, failures, trips);
+            Box::pin(tell_lane(crew, lane, (delivery, note), demand, verdict, ended)).await;
+        }
+        Turn::Recover => Box::pin(breaker::recover(crew, lane, (delivery, note), trips)).await,
+    }
+    drop(probe);
+    let next = match verdict {
+        Verdict::Done => None,
+        verdict => failover::next_after(crew, lane, delivery, (&report, &case), verdict),
+    };
+    let finish = match &next {
+        Some(next) => failover::moved(crew, (lane, next), delivery, note),
+        None => after_quiet_hours(finish(verdict, Some(&report.outcome)), delivery, note),
+    };
     let noted = noted(counts, finish, lane, (delivery, note));
     // The warnings go into `detail`. A detail without a code does not count as an error.
     if let Some(warnings) = warnings {
         let told = report.evidence.detail.take();
         report.evidence.detail = Some(told.map_or(warnings.clone(), |told| format!("{told}; {warnings}")));
     }
-    crew.settler.settle(settlement((delivery, note), lane, report, finish, now, took), room, Some(noted));
+    let settlement = settlement((delivery, note), lane, report, finish, now, took);
+    let moved_to = next.map(|next| next.provider.id);
+    crew.settler.settle(Settlement { moved_to, ..settlement }, room, Some(noted));
+}
+
+/// Returns how long a send that has not begun must wait: the lane was closed after the claim, or the recipient got a
+/// message a moment ago.
+fn not_yet(lane: &Lane, delivery: &Delivery) -> Option<Duration> {
+    if let Some(left) = lane.local_close.time_left() {
+        return Some(left);
+    }
+    if lane.local_close.is_closed() {
+        // The pause or hold is written, so no claim takes the delivery before the lane is open again.
+        return Some(CLOSED_WAIT);
+    }
+    let interval = lane.driver.as_ref().ok()?.recipient_interval()?;
+    lane.recipients.take(delivery.facts.target(), interval, clock::monotonic())
+}
+
+/// Puts a delivery off that was claimed and has not begun. It does not count as an attempt.
+fn put_off(crew: &Crew, (delivery, note): (&Delivery, &StoredNotification), now: Timestamp, wait: Duration) {
+    let at = now.plus(wait).min(note.expires_at.max(now));
+    crew.settler.settle(unbegun(delivery, Finish::Again { at, counted: false }, None, None), None, None);
 }
 
 fn noted(
@@ -474,81 +509,6 @@ pub(super) async fn call(driver: &dyn Driver, provider: &str, message: Message<'
             Report::from(Outcome::unclear("timeout")).because(format!("the send did not finish within {timeout:?}"))
         }
     }
-}
-
-/// Handles an answer that concerns the whole lane or host: the provider asks to wait, or refuses the account or the
-/// settings. If the hold or pause cannot be written, the lane is closed in this process. The delivery is then judged as
-/// if the write had succeeded, so that a failed write of ours never causes another send.
-async fn tell_lane(
-    crew: &Crew,
-    lane: &Lane,
-    (delivery, note): (&Delivery, &StoredNotification),
-    demand: CloseDemand,
-    verdict: Verdict,
-    now: Timestamp,
-) -> Verdict {
-    if let Some(host) = lane.host_of(delivery) {
-        return admission::tell_host(crew, lane, (delivery, note), &host, demand, verdict, now).await;
-    }
-    let (store, name) = (&crew.tools.store, &lane.provider.name);
-    let written = demand.write(store, &lane.provider).await;
-    match (written, &demand) {
-        (Ok(true), CloseDemand::Pause(why)) => tracing::error!(
-            tenant = note.tenant_name,
-            provider = name,
-            why,
-            "provider paused; nothing is sent over it until `postcommit providers resume`"
-        ),
-        (Ok(true), CloseDemand::Hold(_, wait)) => tracing::warn!(
-            tenant = note.tenant_name,
-            provider = name,
-            ?wait,
-            "the provider asked to wait; nothing is sent over it for that time"
-        ),
-        // The delivery that pauses the lane is parked. Other deliveries in flight get the same answer and go back to
-        // the queue.
-        (Ok(false), CloseDemand::Pause(_)) if may_go_back(delivery) => {
-            lane.local_close.note_written(&demand);
-            return Verdict::Again { at: now, counted: false };
-        }
-        (Ok(_), _) => {}
-        (Err(problem), _) => {
-            tracing::error!(
-                %problem, provider = name, ?demand,
-                "could not write to the database that the provider is paused or on hold; this process sends nothing \
-                 over it and repeats the write"
-            );
-            lane.local_close.close_until_written(store, &crew.stir, &lane.provider, demand);
-            return verdict;
-        }
-    }
-    lane.local_close.note_written(&demand);
-    verdict
-}
-
-/// Returns the hold or pause that an answer asks for. A hold lasts as long as the provider asked to wait, but not
-/// longer than until the delivery itself is tried again.
-fn demand_of(report: &Report, case: &Case<'_>) -> Option<CloseDemand> {
-    match &report.outcome {
-        Outcome::Deferred { .. }
-        | Outcome::Unclear { .. }
-        | Outcome::Rejected { because: Because::Unrecognised, .. } => {
-            let asked = report.after.filter(|_| !report.only_delivery);
-            asked.map(|asked| CloseDemand::hold(asked.min(case.wait())))
-        }
-        Outcome::Rejected { because: Because::Config, code } => {
-            let why =
-                report.evidence.detail.as_deref().unwrap_or("the provider does not accept the account or the settings");
-            Some(CloseDemand::Pause(format!("{code}: {why}")))
-        }
-        _ => None,
-    }
-}
-
-/// Returns whether the delivery may return to the queue without a counted attempt. The number is limited, because a
-/// lane that is paused again and again would otherwise send one delivery without end.
-pub(super) fn may_go_back(delivery: &Delivery) -> bool {
-    delivery.seq.saturating_sub(delivery.attempts) < MAX_UNCOUNTED
 }
 
 fn case<'a>(

@@ -1,9 +1,14 @@
 //! Background duties. When a duty is due, the first process that takes it does it.
 
+mod receipts;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+pub use receipts::{run_due as run_due_receipts, run_once as run_receipts_once};
+
+use super::Tools;
 use super::outage::OutageLog;
 use crate::db::DbError;
 use crate::store::{KpiSettings, Store};
@@ -58,11 +63,15 @@ async fn or_give_back<T>(store: &Store, name: &str, done: Result<T, DbError>) ->
     done
 }
 
-pub async fn run_forever(store: Store, kpi: KpiSettings, quiet: Arc<AtomicBool>, outage: Arc<OutageLog>) {
+pub async fn run_forever(tools: Tools, quiet: Arc<AtomicBool>, outage: Arc<OutageLog>) {
+    tokio::join!(receipts::run_forever(&tools, &quiet, &outage), look_forever(&tools, &quiet, &outage));
+}
+
+async fn look_forever(tools: &Tools, quiet: &AtomicBool, outage: &OutageLog) {
     let mut look = tokio::time::interval(LOOK);
     while !quiet.load(Ordering::Relaxed) {
         look.tick().await;
-        match run_once(&store, &kpi).await {
+        match run_once(&tools.store, &tools.kpi).await {
             Ok(done) => done.iter().for_each(|what| tracing::debug!(what, "background duty done")),
             Err(problem) => outage.failed(&problem, "a background duty failed; it is tried again later"),
         }

@@ -134,10 +134,10 @@ async fn expand_sought(
     for (delivery, note, answer) in answered {
         let step = match answer {
             found if model::needs_in_app(found.targets(), table.routes(note.tenant)) => Step::MakeInApp(delivery),
-            Answer::Expansion(found) if delivery.key.n > 0 => expanded_again(&delivery, found),
+            Answer::Expansion(found) if delivery.key.n > 0 => expanded_again(&delivery, found, table, clock.now()),
             Answer::Expansion(found) => expanded(delivery, &note, found, table, clock.now()),
             Answer::BeginParts { named, lists } => Step::BeginParts(Lease::of(&delivery), named, lists),
-            Answer::Part(part) => next_part(&delivery, part, table),
+            Answer::Part(part) => next_part(&delivery, part, table, clock.now()),
             Answer::Wait => {
                 crew.settler.put_off([Lease::of(&delivery)], clock.now().plus(NEXT_TURN));
                 continue;
@@ -453,7 +453,7 @@ fn step(delivery: Delivery, note: &StoredNotification, table: &Table, now: Times
     }
     // The delivery's provider was missing when the notification was expanded, so the delivery is routed again.
     match model::route(&delivery.facts, routes) {
-        Fate::Lane(lane) => entering(&delivery, note, lane, table),
+        Fate::Lane(lane) => entering(&delivery, note, table.lane_or_next(&delivery, lane, now), table),
         Fate::Ended { code, detail, .. } => parked(&delivery, code, detail),
     }
 }
@@ -474,23 +474,33 @@ fn entering(delivery: &Delivery, note: &StoredNotification, lane: i32, table: &T
 fn expanded(
     delivery: Delivery,
     note: &StoredNotification,
-    expansion: Expansion,
+    mut expansion: Expansion,
     table: &Table,
     now: Timestamp,
 ) -> Step {
+    // What a lost worker may have sent from the notification's row went over the first provider, and stays with it. What
+    // passes that one over always gets a row of its own, which names the lane.
+    let is_passed = delivery.lost_since.is_none() && table.pass_over(expansion.targets_mut(), now);
     match expansion {
+        Expansion::OneDelivery(target) if is_passed => expanded_rows(delivery, vec![*target], table, now),
         Expansion::OneDelivery(target) => only_target(delivery, note, *target, table, now),
-        Expansion::Deliveries(targets) => match hold::only(&delivery, targets, table, now) {
-            Ok((lane, only)) => Step::Hold(lane, delivery, only.into()),
-            Err(targets) => expand(&delivery, targets, table),
-        },
+        Expansion::Deliveries(targets) => expanded_rows(delivery, targets, table, now),
         Expansion::Parked { code, detail } => parked(&delivery, code, detail),
     }
 }
 
+/// Decides what is done with a notification whose targets get rows of their own.
+fn expanded_rows(delivery: Delivery, targets: Vec<Target>, table: &Table, now: Timestamp) -> Step {
+    match hold::only(&delivery, targets, table, now) {
+        Ok((lane, only)) => Step::Hold(lane, delivery, only.into()),
+        Err(targets) => expand(&delivery, targets, table),
+    }
+}
+
 /// Decides what is done with a retried delivery whose channel had no template when its notification was expanded.
-fn expanded_again(delivery: &Delivery, expansion: Expansion) -> Step {
+fn expanded_again(delivery: &Delivery, mut expansion: Expansion, table: &Table, now: Timestamp) -> Step {
     let (lease, first) = (Lease::of(delivery), delivery.key.n);
+    table.pass_over(expansion.targets_mut(), now);
     let mut targets = match expansion {
         Expansion::Deliveries(targets) => targets,
         Expansion::OneDelivery(only) => vec![*only],
@@ -528,11 +538,12 @@ fn expand(delivery: &Delivery, targets: Vec<Target>, table: &Table) -> Step {
 }
 
 /// Decides the next step for a part of a large expansion.
-fn next_part(delivery: &Delivery, part: Part, table: &Table) -> Step {
+fn next_part(delivery: &Delivery, mut part: Part, table: &Table, now: Timestamp) -> Step {
     match expand(delivery, vec![], table) {
         Step::Expand(..) => {}
         lost => return lost,
     }
+    table.pass_over(&mut part.expanded.targets, now);
     for lane in part.expanded.targets.iter().filter_map(|target| table.lane_of(target)) {
         lane.set_backlog(true);
     }

@@ -1,5 +1,7 @@
 //! Lanes: one queue per provider, and one per tenant for notifications that are not expanded or routed yet.
 
+mod table;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use postcommit::Timestamp;
 use postcommit_channel::driver::{self, Destination, Driver};
-use postcommit_channel::model::{Delivery, Fate, Guarantee, Provider, Routes, Target};
+use postcommit_channel::model::{Delivery, Provider};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Tools;
 use super::backoff::Backoff;
+use super::breaker::Breaker;
 use super::content::ContentIndex;
 use super::cow_map::CowMap;
 use super::drivers::{NotBuilt, build};
@@ -19,9 +22,11 @@ use super::hosts::Hosts;
 use super::hosts::registry::HostRegistry;
 use super::local_close::LocalClose;
 use super::permits::{LanePermits, Permits};
+use super::recipients::RecipientPace;
 use super::turns::{Turns, is_expansion};
 use crate::db::DbError;
 use crate::store::{Claim, ContentChanges, LimitedClaim, Metered, ProviderChanges, Search, Unopened, Want};
+pub use table::{LatestTable, Table};
 
 /// How many notifications may be in expansion or wait for a slot of their lane. This is two batches, so that one is
 /// claimed while the other is processed.
@@ -47,6 +52,10 @@ pub struct Lane {
     pub permits: Arc<LanePermits>,
     /// Closes the lane in this process, for example while a pause or hold cannot be written.
     pub local_close: Arc<LocalClose>,
+    /// Counts failures of the service in a row. The hosts of a lane that tells hosts apart have their own.
+    pub breaker: Arc<Breaker>,
+    /// The recipients who got a message a moment ago, if the provider asks for time between two messages to one of them.
+    pub recipients: Arc<RecipientPace>,
     /// The hosts that the lane sends to. `None` if the driver does not tell hosts apart.
     pub hosts: Option<Arc<Hosts>>,
     /// Backoff after a failed announcement.
@@ -59,9 +68,9 @@ pub struct Lane {
 type Stirred = Arc<Mutex<Vec<i32>>>;
 
 impl Lane {
-    /// Returns whether a send could begin now: the lane is served, and no hold is in force.
+    /// Returns whether a send could begin now: the lane is served, no hold is in force, and it is not probed.
     fn is_open(&self, now: Timestamp) -> bool {
-        self.is_served() && self.provider.held_until.is_none_or(|until| until <= now)
+        self.is_served() && !self.is_probed() && self.provider.held_until.is_none_or(|until| until <= now)
     }
 
     /// Builds the lane for a changed provider. Backlog, permits and backoff carry over. Slots carry over if the
@@ -74,9 +83,12 @@ impl Lane {
         // A pause or hold that was demanded under other settings says nothing about the current settings.
         let local_close =
             if self.provider.revision == provider.revision { self.local_close.clone() } else { Arc::default() };
+        let is_same = (self.provider.revision, self.provider.trips) == (provider.revision, provider.trips);
+        let breaker = if is_same { self.breaker.clone() } else { Arc::default() };
         let backoff = self.backoff.clone();
         let fresh = Self::new(provider, driver, same_slots, self.stirred.clone());
-        Self { backlog: self.backlog.clone(), permits: self.permits.clone(), local_close, backoff, ..fresh }
+        let (permits, recipients) = (self.permits.clone(), self.recipients.clone());
+        Self { backlog: self.backlog.clone(), permits, recipients, local_close, breaker, backoff, ..fresh }
     }
 
     fn new(
@@ -89,8 +101,22 @@ impl Lane {
         let slots = slots.unwrap_or_else(|| Arc::new(Semaphore::new(concurrency)));
         let name = provider.name.as_str().into();
         let key_window = driver::key_window(&provider);
-        let (backlog, permits, local_close, backoff) = Default::default();
-        Self { name, slots, backlog, permits, local_close, backoff, hosts: None, stirred, key_window, provider, driver }
+        let (backlog, permits, local_close, breaker, recipients, backoff) = Default::default();
+        Self {
+            name,
+            slots,
+            backlog,
+            permits,
+            local_close,
+            breaker,
+            recipients,
+            backoff,
+            hosts: None,
+            stirred,
+            key_window,
+            provider,
+            driver,
+        }
     }
 
     /// Returns whether the lane delivers into inboxes. The settler writes those messages.
@@ -123,7 +149,7 @@ impl Lane {
 
     /// Returns whether this process may begin sends on the lane at all. If the driver cannot be built here, for example
     /// because the secrets key is missing, the lane is left to other processes and `doctor` reports it.
-    fn is_served(&self) -> bool {
+    pub(super) fn is_served(&self) -> bool {
         !self.provider.is_paused() && self.driver.is_ok() && !self.local_close.is_unwritten()
     }
 
@@ -137,87 +163,25 @@ impl Lane {
         }
     }
 
+    /// Returns whether the lane's breaker has tripped, so that one send at a time probes the service.
+    pub fn is_probed(&self) -> bool {
+        self.hosts.is_none() && self.provider.is_tripped()
+    }
+
     /// Returns how many deliveries could be started on the lane now. `None` if there is no free slot or no permit.
     fn want(&self, batch: i32) -> Option<Want> {
-        let quota = i32::try_from(self.slots.available_permits()).unwrap_or(batch).min(batch);
+        let free = i32::try_from(self.slots.available_permits()).unwrap_or(batch);
+        // Sends that began before the breaker tripped may still be under way.
+        let quota = if self.is_probed() { i32::from(free >= self.provider.concurrency) } else { free.min(batch) };
         (quota > 0 && (!self.is_limited() || self.permits.may_have_one()))
             .then_some(Want { lane: self.provider.id, quota })
-    }
-}
-
-/// An immutable view of all lanes, taken at a claim.
-#[derive(Clone)]
-pub struct Table {
-    lanes: CowMap<Arc<Lane>>,
-    by_tenant: CowMap<Arc<Vec<Provider>>>,
-    /// The templates of tenants, and their other settings that affect how notifications are expanded.
-    pub content: ContentIndex,
-    lease: Duration,
-    /// When a change last could have altered the routing. Earlier notifications may have gone to another provider.
-    pub rerouted_at: Timestamp,
-}
-
-impl Table {
-    pub fn routes(&self, tenant: i32) -> Routes<'_> {
-        Routes(self.by_tenant.get(tenant).map_or(&[], |providers| providers.as_slice()))
-    }
-
-    pub fn lane(&self, id: i32) -> Option<&Arc<Lane>> {
-        self.lanes.get(id)
-    }
-
-    fn of_tenant(&self, tenant: i32) -> impl Iterator<Item = &Arc<Lane>> {
-        self.routes(tenant).0.iter().filter_map(|provider| self.lane(provider.id))
-    }
-
-    fn put(&mut self, lane: Arc<Lane>) {
-        let mut providers = self.without(lane.provider.tenant, lane.provider.id);
-        let place = providers.partition_point(|known| known.id < lane.provider.id);
-        providers.insert(place, lane.provider.clone());
-        self.by_tenant.insert(lane.provider.tenant, providers.into());
-        self.lanes.insert(lane.provider.id, lane);
-    }
-
-    fn remove(&mut self, id: i32) {
-        if let Some(lane) = self.lanes.remove(id) {
-            let providers = self.without(lane.provider.tenant, id);
-            self.by_tenant.insert(lane.provider.tenant, providers.into());
-        }
-    }
-
-    /// Returns the tenant's providers except the one with this id.
-    fn without(&self, tenant: i32, id: i32) -> Vec<Provider> {
-        self.routes(tenant).0.iter().filter(|known| known.id != id).cloned().collect()
-    }
-
-    pub fn lane_of(&self, target: &Target) -> Option<&Arc<Lane>> {
-        match target.fate {
-            Fate::Lane(lane) => self.lane(lane),
-            Fate::Ended { .. } => None,
-        }
-    }
-
-    /// Returns whether a notification with one target may be sent on this lane from its own row, without a row for the
-    /// target. It may not if the send must be announced, needs a longer lease or a permit, or would overtake waiting
-    /// deliveries.
-    pub fn may_send_from_own_row(&self, lane: &Lane, now: Timestamp) -> bool {
-        lane.provider.guarantee != Guarantee::AtMostOnce && self.may_keep_lease(lane, now)
-    }
-
-    /// Returns whether the only target of a notification may keep the lease under which it was expanded, and be sent
-    /// without another claim. It may not if the send needs a longer lease or a permit, or would overtake waiting
-    /// deliveries.
-    pub fn may_keep_lease(&self, lane: &Lane, now: Timestamp) -> bool {
-        !lane.is_limited()
-            && lane.is_open(now)
-            && lease_of(&lane.provider, self.lease) == self.lease
-            && !lane.backlog.load(Ordering::Relaxed)
     }
 }
 
 /// All lanes that this process knows.
 pub struct Lanes {
     table: Arc<Table>,
+    latest: LatestTable,
     /// The version of the provider table that `table` was built from. `None` before the first read.
     version: Option<i64>,
     expansion: Arc<Semaphore>,
@@ -261,13 +225,16 @@ impl Lanes {
         let lease = Duration::from_secs(tools.settings.lease_s);
         let nothing = Table {
             lanes: CowMap::default(),
+            chained: Arc::default(),
             by_tenant: CowMap::default(),
             content: ContentIndex::default(),
             lease,
             rerouted_at: Timestamp::from_micros(0),
         };
+        let table = Arc::new(nothing);
         Self {
-            table: Arc::new(nothing),
+            latest: LatestTable::new(table.clone()),
+            table,
             version: None,
             expansion: Arc::new(Semaphore::new(EXPANSION_SLOTS)),
             lease,
@@ -309,7 +276,7 @@ impl Lanes {
         let ProviderChanges { rerouted_at, is_all, providers, gone, weights, .. } = changes;
         let mut table = Table { rerouted_at, ..(*self.table).clone() };
         if is_all {
-            (table.lanes, table.by_tenant, table.content) = Default::default();
+            (table.lanes, table.chained, table.by_tenant, table.content) = Default::default();
             self.broken.clear();
             self.weights.clear();
         }
@@ -325,7 +292,7 @@ impl Lanes {
         table.content.apply(content);
         self.weights.extend(weights);
         self.weights.retain(|_, weight| *weight != 1);
-        self.table = Arc::new(table);
+        self.use_table(table);
     }
 
     fn reopen(&self, tools: &Tools, provider: Provider) -> Arc<Lane> {
@@ -370,7 +337,7 @@ impl Lanes {
             self.note_broken(&lane);
             table.put(lane);
         }
-        self.table = Arc::new(table);
+        self.use_table(table);
     }
 
     /// Returns the providers whose secrets this process cannot decrypt.
@@ -385,6 +352,16 @@ impl Lanes {
 
     pub fn table(&self) -> Arc<Table> {
         self.table.clone()
+    }
+
+    /// Returns the handle by which other tasks get the latest table.
+    pub fn latest(&self) -> LatestTable {
+        self.latest.clone()
+    }
+
+    fn use_table(&mut self, table: Table) {
+        self.table = Arc::new(table);
+        self.latest.set(self.table.clone());
     }
 
     pub fn lane(&self, id: i32) -> Option<Arc<Lane>> {

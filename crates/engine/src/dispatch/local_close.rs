@@ -26,6 +26,8 @@ pub enum CloseDemand {
     Pause(String),
     /// Send nothing for this duration, counted from this moment.
     Hold(Instant, Duration),
+    /// Send nothing for this duration, counted from this moment, because the breaker tripped.
+    Trip { since: Instant, wait: Duration, trips: i32, why: String },
 }
 
 impl CloseDemand {
@@ -33,15 +35,29 @@ impl CloseDemand {
         Self::Hold(clock::monotonic(), wait)
     }
 
+    /// A hold because the breaker tripped. `trips` is the number of earlier trips.
+    pub fn trip(wait: Duration, trips: i32, why: String) -> Self {
+        Self::Trip { since: clock::monotonic(), wait, trips, why }
+    }
+
+    /// Returns how much of the hold is left. `None` for a pause, which has no end.
+    fn left(&self) -> Option<Duration> {
+        match self {
+            Self::Pause(_) => None,
+            Self::Hold(since, wait) | Self::Trip { since, wait, .. } => Some(wait.saturating_sub(since.elapsed())),
+        }
+    }
+
     /// Writes the pause or hold for one host of the lane.
     pub async fn write_of_host(&self, store: &Store, provider: &Provider, host: &str) -> Result<Written, DbError> {
         let (lane, revision) = (provider.id, Some(provider.revision));
-        match self {
-            Self::Pause(why) => store.pause_host(lane, host, revision, why).await,
-            Self::Hold(since, wait) => match wait.saturating_sub(since.elapsed()) {
-                Duration::ZERO => Ok(Written::Already),
-                left => store.hold_host(lane, host, revision, left).await,
-            },
+        match (self, self.left()) {
+            (_, Some(Duration::ZERO)) => Ok(Written::Already),
+            (Self::Trip { trips, why, .. }, Some(left)) => {
+                store.trip_host((lane, host), revision, (*trips, left, why)).await
+            }
+            (Self::Pause(why), _) => store.pause_host(lane, host, revision, why).await,
+            (_, left) => store.hold_host(lane, host, revision, left.unwrap_or_default()).await,
         }
     }
 
@@ -49,25 +65,28 @@ impl CloseDemand {
     /// nothing had to be written.
     pub async fn write(&self, store: &Store, provider: &Provider) -> Result<bool, DbError> {
         let (lane, revision) = (provider.id, Some(provider.revision));
-        match self {
-            Self::Pause(why) => match store.pause_lane(lane, revision, why).await? {
+        match (self, self.left()) {
+            (_, Some(Duration::ZERO)) => Ok(false),
+            (Self::Trip { trips, why, .. }, Some(left)) => store.trip_lane(lane, revision, (*trips, left, why)).await,
+            (Self::Pause(why), _) => match store.pause_lane(lane, revision, why).await? {
                 true => Ok(true),
                 false => is_closed_by_others(store, provider).await,
             },
-            Self::Hold(since, wait) => match wait.saturating_sub(since.elapsed()) {
-                Duration::ZERO => Ok(false),
-                left => store.hold_lane(lane, revision, left).await,
-            },
+            (_, left) => store.hold_lane(lane, revision, left.unwrap_or_default()).await,
         }
     }
 
     /// Returns the stronger of two demands. A pause is stronger than any hold, and a hold that ends later is stronger.
     fn or(self, other: Self) -> Self {
-        match (&self, &other) {
-            (Self::Pause(_), _) => self,
-            (_, Self::Pause(_)) => other,
-            (Self::Hold(one, long), Self::Hold(two, longer)) => {
-                if long.saturating_sub(one.elapsed()) >= longer.saturating_sub(two.elapsed()) { self } else { other }
+        match (self.left(), other.left()) {
+            (None, _) => self,
+            (_, None) => other,
+            (Some(left), Some(longer)) => {
+                if left >= longer {
+                    self
+                } else {
+                    other
+                }
             }
         }
     }
@@ -155,7 +174,7 @@ impl LocalClose {
     /// unwritten keeps the lane closed.
     pub fn open(&self, written: &CloseDemand) {
         let mut state = self.lock();
-        if matches!((&state.demand, written), (Some(CloseDemand::Pause(_)), CloseDemand::Hold(..))) {
+        if matches!(state.demand, Some(CloseDemand::Pause(_))) && !matches!(written, CloseDemand::Pause(_)) {
             return;
         }
         state.demand = None;
@@ -166,16 +185,18 @@ impl LocalClose {
     /// Records that the demand is written, so that claims find the lane closed. Deliveries that were claimed earlier must
     /// not begin either, so the lane stays closed in this process for a time.
     pub fn note_written(&self, written: &CloseDemand) {
-        let closed_for = match written {
-            CloseDemand::Pause(_) => HEARD,
-            CloseDemand::Hold(since, wait) => wait.saturating_sub(since.elapsed()),
-        };
+        self.close(written);
+        self.open(written);
+    }
+
+    /// Closes the lane or host in this process for as long as the demand lasts.
+    pub fn close(&self, written: &CloseDemand) {
+        let closed_for = written.left().unwrap_or(HEARD);
         // A host counts as closed once this process has read that from the database. Until then, this closes it.
         let closed_for = if self.host.is_some() { closed_for.min(HEARD) } else { closed_for };
         let closed_until = clock::monotonic().checked_add(closed_for);
         self.lock().closed_until = closed_until;
         self.is_closed.store(true, Ordering::Release);
-        self.open(written);
     }
 
     /// Returns whether a written pause or hold is still in force, as far as this process knows.

@@ -1,11 +1,16 @@
 //! Permits of rate-limited lanes. A claim takes them in the database (`store/queue/limited.rs`). This file keeps track
 //! of when the next permit is due, and of permits that were taken and not used.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use postcommit::Timestamp;
 use postcommit_channel::clock;
+
+use super::Dispatcher;
+use crate::db::DbError;
+use crate::store::{LimitedClaim, Want};
 
 /// The database is asked for permits again after this time at the latest. Another process may have returned permits, or
 /// the database's clock may have been set.
@@ -86,6 +91,45 @@ impl Drop for Permits {
         reading.under_way -= 1;
         if self.left > 0 {
             reading.unused.push((self.taken_at, self.left));
+        }
+    }
+}
+
+impl Dispatcher {
+    /// Claims from rate-limited lanes. These claims are separate, so that other lanes do not pay the cost of rate
+    /// limits.
+    pub(super) async fn round_of_limited(
+        &mut self,
+        limited: BTreeMap<Duration, Vec<Want>>,
+        due_before: Option<Timestamp>,
+    ) -> Result<usize, DbError> {
+        let mut begun = 0;
+        for (lease, wants) in limited {
+            let before = clock::monotonic();
+            let found = self.crew.tools.store.claim_limited(&wants, lease, due_before).await?;
+            begun += self.start_limited(&wants, found, before, lease).await?;
+        }
+        Ok(begun)
+    }
+
+    pub(super) async fn start_limited(
+        &mut self,
+        wants: &[Want],
+        found: LimitedClaim,
+        claimed_at: Instant,
+        lease: Duration,
+    ) -> Result<usize, DbError> {
+        self.lanes.note_limited(wants, &found);
+        let permits = self.lanes.permits(&found);
+        self.start(found.claim, claimed_at, lease, permits).await
+    }
+
+    /// Gives back the permits of deliveries that were claimed and not sent, for example expired ones.
+    pub(super) async fn give_back_unused(&mut self) {
+        for (lane, taken_at, permits) in self.lanes.take_unused() {
+            if let Err(problem) = self.crew.tools.store.give_back_permits(lane, permits, taken_at).await {
+                tracing::debug!(%problem, lane, "could not give back unused permits of a rate limit; they refill");
+            }
         }
     }
 }

@@ -45,6 +45,7 @@ pub(super) fn settlement(
         lease: Lease::of(delivery),
         place: place_of(delivery),
         finish,
+        moved_to: None,
         attempt: Some(attempted),
         code: outcome.code().map(storable),
         class,

@@ -8,10 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use postcommit_channel::clock;
-use postcommit_channel::model::{Facts, NoAddress, Period, QuietWindow, StoredNotification, TemplateEntry};
+use postcommit_channel::model::{Facts, NoAddress, StoredNotification, TemplateEntry};
 use postcommit_channel::render::Content;
 use postcommit_channel::template::{Compiled, Failure, FlatPayload, Input, Problem, Source, Warning, default_address};
-use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use super::links::Links;
@@ -171,7 +170,7 @@ impl Version {
         payload: &FlatPayload,
         links: &Links,
     ) -> Result<(Content, Vec<Warning>), Failure> {
-        let user = user_of(facts);
+        let user = facts.user();
         let time_zone = user.as_ref().and_then(|user| user.get("time_zone")?.as_str());
         let url = if self.unsubscribes() { links.url(facts, note) } else { Err("") };
         let input = Input {
@@ -185,18 +184,6 @@ impl Version {
         let compiled = self.compiled.as_ref().map_err(|problem| Failure::Failed(problem.clone()))?;
         caught(|| compiled.render(&input))
     }
-}
-
-/// Returns the user's fields that a template may read: the fields of the context, and the id.
-fn user_of(facts: &Facts) -> Option<Value> {
-    let id = facts.user_id.as_deref()?;
-    let mut user = facts.context.as_deref().and_then(|context| serde_json::from_str(context).ok()).unwrap_or(json!({}));
-    if let Some(fields) = user.as_object_mut() {
-        QuietWindow::remove_from(fields);
-        Period::remove_from(fields);
-        fields.insert("id".into(), id.into());
-    }
-    Some(user)
 }
 
 /// Runs `work` and turns a panic into a failure of this one rendering.

@@ -2,9 +2,11 @@
 //! each on an empty database.
 //!
 //! The short form passes every crash point once with every action, on both databases, with alternating guarantees. The
-//! full form (`scripts/sweep`) covers all combinations.
+//! full form (`scripts/sweep`) covers all combinations. `chain` does the same with two providers, of which the first one
+//! cannot send.
 
 mod case;
+pub mod chain;
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -17,6 +19,7 @@ use postcommit_engine::crash::POINTS;
 
 use crate::installation::{Guarantee, Kind, full_form};
 use case::{Action, Case, Ran};
+use chain::{ChainCase, ChainRan, Medium};
 
 /// Cases that run concurrently. They mostly wait for leases to run out.
 const CONCURRENCY: usize = 8;
@@ -29,6 +32,54 @@ fn crash_sweep_on_postgresql_holds_every_invariant() {
 #[test]
 fn crash_sweep_on_sqlite_holds_every_invariant() {
     sweep(Kind::Sqlite);
+}
+
+#[test]
+fn crash_sweep_of_failover_on_postgresql() {
+    sweep_chain(Kind::Postgres, Medium::Http);
+}
+
+#[test]
+fn crash_sweep_of_failover_on_sqlite() {
+    sweep_chain(Kind::Sqlite, Medium::Http);
+}
+
+#[test]
+fn crash_sweep_of_failover_between_mail_servers_on_postgresql() {
+    sweep_chain(Kind::Postgres, Medium::Mail);
+}
+
+#[test]
+fn crash_sweep_of_failover_between_mail_servers_on_sqlite() {
+    sweep_chain(Kind::Sqlite, Medium::Mail);
+}
+
+fn sweep_chain(kind: Kind, medium: Medium) {
+    let started = Instant::now();
+    let cases = chosen(if full_form() { chain::full(kind, medium) } else { chain::short(kind, medium) });
+    let ran = run_all(&cases, |case: &ChainCase| {
+        caught(|| case.run()).unwrap_or_else(|said| ChainRan { violations: vec![said], ..ChainRan::default() })
+    });
+    let (fired, moved) =
+        (ran.iter().filter(|ran| ran.fired).count(), ran.iter().map(|ran| ran.by_second).sum::<usize>());
+    println!(
+        "{kind:?} {medium:?}: {} cases with two providers in {} s, {fired} fired, {moved} messages by the second one",
+        cases.len(),
+        started.elapsed().as_secs()
+    );
+    let violations: Vec<String> = cases
+        .iter()
+        .zip(&ran)
+        .flat_map(|(case, ran)| ran.violations.iter().map(move |what| format!("{case}: {what}")))
+        .collect();
+    assert!(violations.is_empty(), "{} violations:\n{}", violations.len(), violations.join("\n"));
+    let is_part = std::env::var("POSTCOMMIT_SWEEP_ONLY").is_ok();
+    assert!(is_part || moved > 0, "the second provider was never used");
+}
+
+/// The crash points of a notification that goes to one provider.
+fn points() -> impl Iterator<Item = &'static str> {
+    POINTS.iter().copied().filter(|point| !point.starts_with("move."))
 }
 
 fn sweep(kind: Kind) {
@@ -47,7 +98,7 @@ fn sweep(kind: Kind) {
 
 fn full(kind: Kind) -> Vec<Case> {
     let mut cases = Vec::new();
-    for &point in POINTS {
+    for point in points() {
         for action in Action::ALL {
             for nth in 1..=3 {
                 cases.extend(Guarantee::ALL.map(|guarantee| Case { point, action, nth, kind, guarantee }));
@@ -60,7 +111,7 @@ fn full(kind: Kind) -> Vec<Case> {
 fn short(kind: Kind) -> Vec<Case> {
     let mut turns = Guarantee::ALL.into_iter().cycle();
     let mut cases = Vec::new();
-    for &point in POINTS {
+    for point in points() {
         for action in Action::ALL {
             let turn = turns.next().unwrap();
             let guarantee = if point.starts_with("intent.") { Guarantee::AtMostOnce } else { turn };

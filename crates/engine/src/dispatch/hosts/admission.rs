@@ -6,7 +6,8 @@ use std::time::Duration;
 use postcommit::Timestamp;
 use postcommit_channel::model::{Delivery, Finish, StoredNotification, Verdict};
 
-use crate::dispatch::attempt::{chance, may_go_back};
+use crate::dispatch::attempt::chance;
+use crate::dispatch::demands::may_go_back;
 use crate::dispatch::hosts::{HostSlot, PutOff};
 use crate::dispatch::lanes::Lane;
 use crate::dispatch::local_close::CloseDemand;
@@ -113,6 +114,18 @@ pub async fn tell_host(
                 host,
                 ?wait,
                 "a host of the provider asked to wait; nothing is sent to it for that time"
+            );
+        }
+        (Ok(Written::Now), CloseDemand::Trip { wait, why, .. }) => {
+            crew.tools.metrics.trips.add(1);
+            tracing::warn!(
+                tenant = note.tenant_name,
+                provider = name,
+                host,
+                ?wait,
+                why,
+                "the breaker of a host of the provider tripped; nothing is sent to it for that time, then one send \
+                 probes it"
             );
         }
         // The delivery that paused the host is parked. Other deliveries in flight get the same answer and go back to

@@ -1,0 +1,166 @@
+//! Failover: which lane a delivery goes to while its provider cannot send, and the move of what waits there
+//! (docs/decisions/0040).
+
+use std::sync::Arc;
+
+use postcommit::Timestamp;
+use postcommit_channel::model::{
+    self, CHAIN, Case, Delivery, Fate, Finish, Report, StoredNotification, Target, Verdict, can_follow,
+};
+
+use super::lanes::{Lane, Table};
+use super::{Crew, Dispatcher};
+use crate::db::DbError;
+
+/// Whether a lane that names a next one can send.
+enum Standing {
+    /// It sends.
+    Open,
+    /// It is paused, its breaker tripped, or it is held for longer than `failover_after_s`.
+    Closed,
+    /// Its breaker tripped and the hold is over: one send at a time probes it.
+    Probed,
+}
+
+impl Lane {
+    fn standing(&self, now: Timestamp) -> Standing {
+        let provider = &self.provider;
+        let held = provider.held_until.filter(|until| *until > now);
+        match held {
+            _ if provider.paused.is_some() => Standing::Closed,
+            Some(until) if provider.trips > 0 || until.since(now) > provider.failover_after() => Standing::Closed,
+            None if self.is_probed() => Standing::Probed,
+            _ => Standing::Open,
+        }
+    }
+
+    /// Returns whether the lane takes deliveries of others now.
+    fn can_take_over(&self, now: Timestamp) -> bool {
+        self.comes_back() && !self.local_close.is_closed() && self.provider.held_until.is_none_or(|until| until <= now)
+    }
+
+    /// Returns whether the lane sends, now or when its hold is over.
+    fn comes_back(&self) -> bool {
+        self.is_served() && self.provider.enabled
+    }
+}
+
+impl Table {
+    /// Returns the lanes after this one in its chain, as far as they serve its channel.
+    fn following<'a>(&'a self, lane: &'a Lane) -> impl Iterator<Item = &'a Arc<Lane>> {
+        let of_tenant = self.routes(lane.provider.tenant).0;
+        let next = |of: &Lane| {
+            let name = of.provider.failover.as_deref()?;
+            self.lane(of_tenant.iter().find(|provider| provider.name == name)?.id)
+        };
+        let chain = std::iter::successors(next(lane), move |last| next(last)).take(CHAIN - 1);
+        chain
+            .filter(|next| next.provider.id != lane.provider.id)
+            .filter(|next| can_follow(&lane.provider.channel, &next.provider.channel))
+    }
+
+    /// Returns the first lane after this one in its chain that can send now.
+    fn takes_over<'a>(&'a self, lane: &'a Lane, now: Timestamp) -> Option<&'a Arc<Lane>> {
+        self.following(lane).find(|next| next.can_take_over(now))
+    }
+
+    /// Returns the lane in which a new delivery of this lane goes on, if the lane cannot send now. A lane in the probing
+    /// gets one delivery from time to time; without it nothing would find out that it works again.
+    fn passing_over(&self, id: i32, now: Timestamp) -> Option<&Arc<Lane>> {
+        let lane = self.lane(id).filter(|lane| lane.provider.failover.is_some())?;
+        match lane.standing(now) {
+            Standing::Open => None,
+            Standing::Closed => self.takes_over(lane, now),
+            Standing::Probed if lane.breaker.wants_probe(&lane.provider) => None,
+            Standing::Probed => self.takes_over(lane, now),
+        }
+    }
+
+    /// Lets targets pass over providers that cannot send now. Returns whether it changed a target.
+    pub fn pass_over(&self, targets: &mut [Target], now: Timestamp) -> bool {
+        if self.chained.is_empty() {
+            return false;
+        }
+        let mut changed = false;
+        for target in targets.iter_mut().filter(|target| target.facts.provider.is_none()) {
+            let Fate::Lane(id) = target.fate else { continue };
+            if let Some(next) = self.passing_over(id, now) {
+                target.fate = Fate::Lane(next.provider.id);
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    /// Returns the lane in which a delivery without a row in a lane goes on, like [`Table::pass_over`].
+    pub fn lane_or_next(&self, delivery: &Delivery, lane: i32, now: Timestamp) -> i32 {
+        let may_move = delivery.facts.provider.is_none() && !delivery.unclear && delivery.lost_since.is_none();
+        let next = self.passing_over(lane, now).filter(|_| may_move);
+        next.map_or(lane, |next| next.provider.id)
+    }
+}
+
+/// Returns the lane in which a delivery goes on after an attempt that its provider failed. `None` if it stays. If the
+/// delivery would be parked, a lane that is held for a while takes it as well.
+pub fn next_after(
+    crew: &Crew,
+    lane: &Lane,
+    delivery: &Delivery,
+    (report, case): (&Report, &Case<'_>),
+    verdict: Verdict,
+) -> Option<Arc<Lane>> {
+    // A receiver that is down is down for every provider.
+    if lane.provider.failover.is_none() || lane.hosts.is_some() {
+        return None;
+    }
+    if !model::may_move(delivery, report, case, lane.provider.failover_after()) {
+        return None;
+    }
+    let table = crew.latest.get();
+    let waits = || table.following(lane).find(|next| next.comes_back()).filter(|_| matches!(verdict, Verdict::Park(_)));
+    table.takes_over(lane, case.now).or_else(waits).cloned()
+}
+
+/// Records that a delivery goes on with the next provider. It keeps its due time, and so its place in the queue.
+pub fn moved(crew: &Crew, (lane, next): (&Lane, &Lane), delivery: &Delivery, note: &StoredNotification) -> Finish {
+    tracing::info!(
+        tenant = note.tenant_name,
+        delivery = %delivery.key.id(),
+        provider = lane.provider.name,
+        next = next.provider.name,
+        "the delivery goes on with the next provider"
+    );
+    crew.tools.metrics.failovers.add(1);
+    next.set_backlog(true);
+    Finish::Again { at: delivery.due_at, counted: false }
+}
+
+impl Dispatcher {
+    /// Moves what waits in closed lanes to the next providers. Returns how many deliveries moved.
+    pub(super) async fn fail_over(&self) -> Result<u64, DbError> {
+        let table = self.lanes.table();
+        let is_held = |lane: &&Arc<Lane>| lane.provider.paused.is_some() || lane.provider.held_until.is_some();
+        let lanes: Vec<&Arc<Lane>> = table.chained.iter().filter_map(|id| table.lane(*id)).filter(is_held).collect();
+        if lanes.is_empty() {
+            return Ok(0);
+        }
+        let (store, mut all) = (&self.crew.tools.store, 0);
+        let now = store.now().await?;
+        for lane in lanes.into_iter().filter(|lane| matches!(lane.standing(now), Standing::Closed)) {
+            let Some(next) = table.takes_over(lane, now) else { continue };
+            let count = store.move_waiting(&lane.provider, next.provider.id).await?;
+            if count > 0 {
+                tracing::warn!(
+                    provider = lane.provider.name,
+                    next = next.provider.name,
+                    count,
+                    "the provider cannot send now; deliveries that waited for it go on with the next provider"
+                );
+                self.crew.tools.metrics.failovers.add(count);
+                next.set_backlog(true);
+                all += count;
+            }
+        }
+        Ok(all)
+    }
+}
