@@ -1,24 +1,118 @@
-//! The pages for browsers, and their assets and charts.
+//! The pages for browsers, and their assets and charts. Pages use the functions of the store and the rules of `acts`, as
+//! the API and the command line do. They have no queries and no rights of their own.
+//!
+//! - [`pages`]: the page table, which the router, the navigation and the tests read;
+//! - `frame`: who is admitted to a page, and what surrounds it; `words`: how pages show states, times and numbers;
+//! - one file for each page, and its template of the same name in `ui/pages`;
+//! - [`chart`]: charts as SVG.
 
+mod acts;
 mod assets;
 pub mod chart;
+mod confirm;
+mod frame;
+mod jobs;
 mod login;
+mod notification;
+mod notifications;
+mod overview;
+mod parked;
 mod unsubscribe;
+mod words;
 
 use axum::Router;
-use axum::routing::get;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{MethodRouter, get, post};
+use postcommit_channel::model::Scope;
 
 use crate::app::AppState;
 use crate::problem::{Problem, ProblemKind, ProblemPage};
 
+pub use assets::STYLE;
+
+/// The groups of the navigation, in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Group {
+    Watch,
+    Say,
+    Whom,
+    Send,
+    Run,
+}
+
+impl Group {
+    pub const ALL: [Self; 5] = [Self::Watch, Self::Say, Self::Whom, Self::Send, Self::Run];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Watch => "Watch",
+            Self::Say => "Say",
+            Self::Whom => "Whom",
+            Self::Send => "Send",
+            Self::Run => "Run",
+        }
+    }
+}
+
+/// A page, or a form that a page posts.
+pub struct Page {
+    /// The path, with parameters in braces.
+    pub path: &'static str,
+    pub method: &'static str,
+    /// The scope that a person needs. It is checked before the handler runs. `None` is everybody who is signed in.
+    pub scope: Option<Scope>,
+    /// The place in the navigation: group and label.
+    pub listed: Option<(Group, &'static str)>,
+    answer: MethodRouter<AppState>,
+}
+
+impl Page {
+    fn shows(path: &'static str, scope: Scope, answer: MethodRouter<AppState>) -> Self {
+        Self { path, method: "GET", scope: Some(scope), listed: None, answer }
+    }
+
+    fn changes(path: &'static str, scope: impl Into<Option<Scope>>, answer: MethodRouter<AppState>) -> Self {
+        Self { path, method: "POST", scope: scope.into(), listed: None, answer }
+    }
+
+    fn listed(self, group: Group, label: &'static str) -> Self {
+        Self { listed: Some((group, label)), ..self }
+    }
+}
+
+/// The page table.
+pub fn pages() -> Vec<Page> {
+    use Scope::{Operate, Read};
+    vec![
+        Page::shows("/", Read, get(overview::page)).listed(Group::Watch, "Overview"),
+        Page::shows("/notifications", Read, get(notifications::list)).listed(Group::Watch, "Notifications"),
+        Page::shows("/notifications/export", Read, get(notifications::export::export)),
+        Page::shows("/notifications/{id}", Read, get(notification::page)),
+        Page::shows("/notifications/{id}/{n}/mail", Read, get(notification::mail)),
+        Page::changes("/notifications/{id}/cancel", Operate, post(notification::acts::cancel)),
+        Page::changes("/notifications/{id}/resend", Operate, post(notification::acts::resend)),
+        Page::changes("/deliveries/retry", Operate, post(acts::retry)),
+        Page::changes("/deliveries/discard", Operate, post(acts::discard)),
+        Page::changes("/deliveries/mark-delivered", Operate, post(notification::acts::mark_delivered)),
+        Page::shows("/parked", Read, get(parked::page)).listed(Group::Watch, "Parked"),
+        Page::shows("/jobs", Read, get(jobs::list)).listed(Group::Run, "Jobs"),
+        Page::shows("/jobs/{id}", Read, get(jobs::page)),
+        Page::changes("/jobs/{id}/cancel", Operate, post(jobs::cancel)),
+        Page::changes("/theme", None, post(frame::choose_theme)),
+        Page::changes("/sign-out", None, post(login::sign_out)),
+    ]
+}
+
 /// The routes of the pages and of the asset files.
-pub fn router() -> Router<AppState> {
-    Router::new()
-        .route("/", get(login::home))
+pub fn router(app: &AppState) -> Router<AppState> {
+    let open = Router::new()
         .route("/login", get(login::login_page).post(login::login))
-        .route("/u/{token}", get(unsubscribe::unsubscribe_page).post(unsubscribe::unsubscribe))
-        .method_not_allowed_fallback(method_not_allowed)
-        .merge(assets::router())
+        .route("/u/{token}", get(unsubscribe::unsubscribe_page).post(unsubscribe::unsubscribe));
+    let all = pages().into_iter().fold(open, |router, page| {
+        let gate = from_fn_with_state((app.clone(), page.scope), frame::admit);
+        router.route(page.path, page.answer.layer(gate))
+    });
+    all.method_not_allowed_fallback(method_not_allowed).merge(assets::router())
 }
 
 async fn method_not_allowed() -> ProblemPage {

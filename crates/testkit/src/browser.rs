@@ -1,9 +1,11 @@
 //! A real browser: headless Chromium, driven through chromedriver's HTTP interface.
 
+use std::cell::Cell;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -32,6 +34,8 @@ const FLAGS: [&str; 9] = [
 pub struct Browser {
     driver: SocketAddr,
     session: String,
+    /// Whether pages run no scripts of their own. Those of a test still run.
+    is_scriptless: Cell<bool>,
     _profile: tempfile::TempDir,
     // Dropped last, because closing the session needs chromedriver.
     _process: Child,
@@ -64,10 +68,10 @@ impl Browser {
         }}});
         let (_, begun) = ask(driver, "POST", "/session", Some(&wanted)).expect("chromedriver answers");
         let session = begun["value"]["sessionId"].as_str().unwrap_or_else(|| panic!("no session: {begun}")).to_owned();
-        let browser = Self { driver, session, _profile: profile, _process: process };
+        let browser = Self { driver, session, is_scriptless: Cell::new(false), _profile: profile, _process: process };
         // Chromium's windows are at least 500 pixels wide. The override allows the narrower pages of phones.
         let size = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
-        browser.tell("goog/cdp/execute", &json!({"cmd": "Emulation.setDeviceMetricsOverride", "params": size}));
+        browser.command("Emulation.setDeviceMetricsOverride", &size);
         assert_eq!(browser.run("return innerWidth"), width);
         browser
     }
@@ -87,19 +91,55 @@ impl Browser {
         self.tell("execute/sync", &json!({"script": script, "args": []}))
     }
 
+    /// Runs a script in the page and returns what it passes to its last argument, a function.
+    pub fn run_async(&self, script: &str) -> Value {
+        self.tell("execute/async", &json!({"script": script, "args": []}))
+    }
+
+    /// From the next page on, pages run no scripts, as in a browser in which they are turned off.
+    pub fn disable_scripts(&self) {
+        self.command("Emulation.setScriptExecutionDisabled", &json!({"value": true}));
+        self.is_scriptless.set(true);
+    }
+
+    /// Sets the colour scheme that the system prefers: `light` or `dark`.
+    pub fn prefer(&self, scheme: &str) {
+        let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);
+        self.command("Emulation.setEmulatedMedia", &json!({"features": features}));
+    }
+
+    /// Clicks on the first element that matches the selector, as a mouse does, and waits for the page that it opens.
+    pub fn click(&self, selector: &str) {
+        let found = self.tell("element", &json!({"using": "css selector", "value": selector}));
+        let id = found.as_object().and_then(|found| found.values().next()?.as_str()).expect("the id of an element");
+        self.tell(&format!("element/{id}/click"), &json!({}));
+    }
+
     /// Waits until a JavaScript expression is true in the page.
     pub fn until(&self, expression: &str) {
+        let deadline = Instant::now() + Duration::from_millis(PATIENCE_MS);
+        while !self.holds(expression) {
+            assert!(
+                Instant::now() < deadline,
+                "never true: {expression}; the page says {}",
+                self.run("return document.documentElement.outerHTML")
+            );
+        }
+    }
+
+    /// Whether a JavaScript expression is true in the page, or becomes true while the page stays. Without scripts, the
+    /// page's timers do not run, so the answer is immediate.
+    fn holds(&self, expression: &str) -> bool {
+        let held = format!("let held = false; try {{ held = Boolean({expression}); }} catch {{ }}");
+        if self.is_scriptless.get() {
+            return self.run(&format!("{held} return held")) == true;
+        }
         let script = format!(
-            "const done = arguments[arguments.length - 1]; const look = () => {{ let held = false; try {{ held = Boolean({expression}); }} catch {{ }} \
+            "const done = arguments[arguments.length - 1]; const look = () => {{ {held} \
              if (held) done(true); else setTimeout(look, 10); }}; look();"
         );
-        let (status, said) = self.ask("POST", "execute/async", Some(&json!({"script": script, "args": []})));
-        assert_eq!(
-            status,
-            200,
-            "never true: {expression}: {said}; the page says {}",
-            self.run("return document.documentElement.outerHTML")
-        );
+        // A page that is left ends the script with an error, and the next page is looked at.
+        self.ask("POST", "execute/async", Some(&json!({"script": script, "args": []}))).0 == 200
     }
 
     /// Presses and releases a key: a character, or a WebDriver key code such as `\u{E007}` (Enter).
@@ -113,6 +153,11 @@ impl Browser {
         let (_, answer) = self.ask("GET", "screenshot", None);
         let bytes = STANDARD.decode(answer["value"].as_str().unwrap_or_default()).expect("base64");
         std::fs::write(path, bytes).expect("the picture is written");
+    }
+
+    /// Sends a command of the DevTools protocol.
+    fn command(&self, name: &str, parameters: &Value) {
+        self.tell("goog/cdp/execute", &json!({"cmd": name, "params": parameters}));
     }
 
     fn tell(&self, command: &str, body: &Value) -> Value {

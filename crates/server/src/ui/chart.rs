@@ -2,10 +2,12 @@
 //! pixels, so that a chart fills any screen and its text keeps its size. The labels of the vertical axis are in the
 //! padding of `.plot`.
 
+mod bars;
 mod number;
 mod scale;
 
-pub use number::{duration, exact, plain, ratio, spread, told_apart, value, with_unit};
+pub use bars::{Bar, bars};
+pub use number::{duration, exact, grouped, plain, ratio, spread, told_apart, value, with_unit};
 pub use scale::Scale;
 
 use crate::html::escape;
@@ -60,8 +62,13 @@ pub fn key(i: usize) -> String {
 }
 
 pub fn drawing(height: f64, label: &str, inside: &str) -> String {
+    plot("img", height, label, inside)
+}
+
+/// A drawing with a role: `img`, or `group` if there are links in it.
+fn plot(role: &str, height: f64, label: &str, inside: &str) -> String {
     format!(
-        r#"<div class="plot"><svg width="100%" height="{height}" role="img" aria-label="{}">{inside}</svg></div>"#,
+        r#"<div class="plot"><svg width="100%" height="{height}" role="{role}" aria-label="{}">{inside}</svg></div>"#,
         escape(label)
     )
 }

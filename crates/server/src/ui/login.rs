@@ -2,13 +2,15 @@
 
 use axum::Extension;
 use axum::extract::State;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde::Deserialize;
 
+use super::frame::{Visitor, own_path, reads};
 use crate::app::AppState;
 use crate::auth::csrf::same_origin;
-use crate::auth::{COOKIE, SESSION_LASTS};
+use crate::auth::{self, COOKIE, SESSION_LASTS, cookie_named};
 use crate::door::Client;
 use crate::html;
 use crate::problem::{Problem, ProblemKind, ProblemPage};
@@ -21,24 +23,55 @@ pub struct Link {
     token: Option<String>,
 }
 
-/// The home page. It shows the signed-in caller, or how to sign in.
-pub async fn home() -> Response {
-    let content = "<div id=\"who\" aria-live=\"polite\"><p>One moment…</p></div>\
-        <noscript><p>This page needs JavaScript.</p></noscript>";
-    html::page(StatusCode::OK, TITLE, content)
+const TITLE: &str = "Sign in to Postcommit";
+
+/// The cookie with the page that was asked for before the sign-in. It lasts for an hour.
+const BACK: &str = "__Host-postcommit-back";
+const BACK_LASTS_S: u32 = 3600;
+/// The maximum number of bytes of a kept address. A longer one is not kept.
+const BACK_BYTES: usize = 2000;
+
+/// Leads somebody who is not signed in to the sign-in page, and keeps the page that was asked for.
+pub fn to_sign_in(method: &Method, asked: &Uri) -> Response {
+    let mut response = (StatusCode::SEE_OTHER, [(header::LOCATION, "/login")]).into_response();
+    let path = asked.path_and_query().map_or("/", |path| path.as_str());
+    if reads(method) && path.len() <= BACK_BYTES {
+        let kept = utf8_percent_encode(path, NON_ALPHANUMERIC);
+        let cookie = format!("{BACK}={kept}; Path=/; Max-Age={BACK_LASTS_S}; Secure; HttpOnly; SameSite=Strict");
+        if let Ok(cookie) = HeaderValue::from_str(&cookie) {
+            response.headers_mut().insert(header::SET_COOKIE, cookie);
+        }
+    }
+    response
 }
 
-const TITLE: &str = "Postcommit";
+/// The page that was asked for before the sign-in.
+fn way_back(headers: &HeaderMap) -> String {
+    let kept = cookie_named(headers, BACK).map(|kept| percent_decode_str(kept).decode_utf8_lossy().into_owned());
+    own_path(&kept.unwrap_or_default())
+}
 
-/// The page of a sign-in link. Only its button uses up the link, so that mail scanners that open links do not.
-pub async fn login_page(link: Result<Params<Link>, Problem>) -> Result<Response, ProblemPage> {
-    let Params(Link { token: Some(token) }) = link? else { return Ok(home().await) };
+/// The page of a sign-in link. Only its button uses up the link, so that mail scanners that open links do not. Without a
+/// link it says how to get one.
+pub async fn login_page(headers: HeaderMap, link: Result<Params<Link>, Problem>) -> Result<Response, ProblemPage> {
+    let Params(Link { token: Some(token) }) = link? else { return Ok(how_to_sign_in(&headers)) };
     let token: String = token.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_')).collect();
     let form = format!(
         "<p>This link works once.</p><form method=\"post\" action=\"/login\">\
-         <input type=\"hidden\" name=\"token\" value=\"{token}\"><button autofocus>Sign in</button></form>"
+         <input type=\"hidden\" name=\"token\" value=\"{token}\"><button class=\"main\" autofocus>Sign in</button></form>"
     );
     Ok(html::page(StatusCode::OK, TITLE, &form))
+}
+
+/// A link from another site brings no cookie, so a person who is signed in may see this page. The link back brings it.
+fn how_to_sign_in(headers: &HeaderMap) -> Response {
+    let back = html::escape(&way_back(headers));
+    let content = format!(
+        "<p>You are not signed in. Open the link that the server printed when it started, or a new one that \
+         <code>postcommit keys login-link</code> prints.</p>\
+         <p class=\"soft\">Are you signed in already? <a href=\"{back}\">Continue to {back}</a></p>"
+    );
+    html::page(StatusCode::OK, TITLE, &content)
 }
 
 /// Uses up the link and starts a session.
@@ -68,5 +101,29 @@ pub async fn login(
     };
     // The secret is revealed here to send it to the browser, which keeps it.
     let cookie = format!("{COOKIE}={}; Path=/; Secure; HttpOnly; SameSite=Strict", begun.token.reveal());
-    Ok((StatusCode::SEE_OTHER, [(header::SET_COOKIE, cookie), (header::LOCATION, "/".to_owned())]).into_response())
+    let mut response = (StatusCode::SEE_OTHER, [(header::LOCATION, way_back(&headers))]).into_response();
+    for cookie in [cookie, ended(BACK)] {
+        if let Ok(cookie) = HeaderValue::from_str(&cookie) {
+            response.headers_mut().append(header::SET_COOKIE, cookie);
+        }
+    }
+    Ok(response)
+}
+
+/// Ends the session.
+pub async fn sign_out(
+    State(app): State<AppState>,
+    visitor: Visitor,
+    headers: HeaderMap,
+) -> Result<Response, ProblemPage> {
+    if let Some(token) = auth::cookie(&headers) {
+        // The session ends regardless of the tenant that the query names.
+        visitor.caller.store_of_all(&app).end_session(token).await?;
+    }
+    let headers = [(header::SET_COOKIE, ended(COOKIE)), (header::LOCATION, "/login".to_owned())];
+    Ok((StatusCode::SEE_OTHER, headers).into_response())
+}
+
+fn ended(cookie: &str) -> String {
+    format!("{cookie}=; Path=/; Secure; HttpOnly; SameSite=Strict; Max-Age=0")
 }

@@ -1,0 +1,294 @@
+//! Acts on deliveries: by their ids, or by a filter as a job. Each is a form that asks for confirmation first.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::LOCATION;
+use axum::response::{IntoResponse, Response};
+use postcommit_channel::model::DeliveryId;
+use postcommit_engine::store::{Act, Acted, JobDraft, PACE, PACE_MOST};
+
+use super::confirm::Question;
+use super::frame::{Visitor, own_path};
+use super::notifications::filter::Filter;
+use super::notifications::row::Row;
+use super::words::{grouped, sentence_case, span};
+use crate::acts::{self, FilterError};
+use crate::app::{App, AppState};
+use crate::problem::{Problem, ProblemPage};
+use crate::read::Form;
+
+/// The maximum number of deliveries that are chosen one by one. A page has fewer.
+const CHOSEN: usize = 200;
+/// More deliveries than this are discarded only after their number is typed.
+const TYPED_OVER: i64 = 100;
+/// The paces that the page offers, in deliveries per second.
+const PACES: [i32; 4] = [1, 10, 100, PACE];
+
+/// The fields of a form. A field may be given several times.
+pub struct Fields(Vec<(String, String)>);
+
+impl Fields {
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0
+            .iter()
+            .find(|(field, _)| field == name)
+            .map(|(_, value)| value.as_str())
+            .filter(|value| !value.is_empty())
+    }
+
+    pub fn is_yes(&self, name: &str) -> bool {
+        self.get(name) == Some("yes")
+    }
+
+    fn all(&self, name: &str) -> Vec<&str> {
+        self.0.iter().filter(|(field, _)| field == name).map(|(_, value)| value.as_str()).collect()
+    }
+
+    pub fn back(&self) -> String {
+        own_path(self.get("back").unwrap_or("/notifications"))
+    }
+
+    /// The fields that a page which asks for confirmation repeats.
+    pub fn repeated(&self, names: &[&str]) -> Vec<(String, String)> {
+        self.0.iter().filter(|(field, _)| names.contains(&field.as_str())).cloned().collect()
+    }
+}
+
+impl From<Form<Vec<(String, String)>>> for Fields {
+    fn from(form: Form<Vec<(String, String)>>) -> Self {
+        Self(form.0)
+    }
+}
+
+/// The form of an act, or the problem with it.
+pub type Posted = Result<Form<Vec<(String, String)>>, Problem>;
+
+/// The result of an act, which the next page tells. Its address carries it as numbers, so that nobody can put words of
+/// their own on our page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Done {
+    act: &'static str,
+    done: usize,
+    unclear: usize,
+    refused: usize,
+}
+
+impl Done {
+    const ACTS: [(&str, &str); 5] = [
+        ("retry", "pending again"),
+        ("discard", "discarded"),
+        ("mark-delivered", "marked as delivered"),
+        ("cancel", "cancelled"),
+        ("resend", "sent again"),
+    ];
+
+    pub fn one(act: &str) -> Self {
+        let act = Self::ACTS.iter().find(|(name, _)| *name == act).map_or("retry", |(name, _)| name);
+        Self { act, done: 1, unclear: 0, refused: 0 }
+    }
+
+    pub fn count(mut self, done: usize) -> Self {
+        self.done = done;
+        self
+    }
+
+    fn of(act: Act, results: &[Acted]) -> Self {
+        let count = |is: fn(&Acted) -> bool| results.iter().filter(|acted| is(acted)).count();
+        let unclear = count(|acted| matches!(acted, Acted::Unclear { .. }));
+        let done = count(|acted| *acted == Acted::Done);
+        Self { done, unclear, refused: results.len() - done - unclear, ..Self::one(act.name()) }
+    }
+
+    /// Reads the result from the address of a page.
+    pub fn read(here: &str) -> Option<Self> {
+        let query = here.split('#').next()?.split_once('?')?.1;
+        let told = query.split('&').find_map(|pair| pair.strip_prefix("done="))?;
+        let mut parts = told.split('.');
+        let named = parts.next()?;
+        let (act, _) = Self::ACTS.iter().find(|(name, _)| *name == named)?;
+        let mut number = || parts.next()?.parse().ok();
+        Some(Self { act, done: number()?, unclear: number()?, refused: number()? })
+    }
+
+    /// The address of a page that tells the result.
+    pub fn at(&self, page: &str) -> String {
+        let (page, fragment) = page.split_once('#').unwrap_or((page, ""));
+        let joint = if page.contains('?') { '&' } else { '?' };
+        let fragment = if fragment.is_empty() { String::new() } else { format!("#{fragment}") };
+        format!("{page}{joint}done={}.{}.{}.{}{fragment}", self.act, self.done, self.unclear, self.refused)
+    }
+
+    pub fn sentence(&self) -> String {
+        let result = Self::ACTS.iter().find(|(name, _)| *name == self.act).map_or("", |(_, result)| result);
+        let (noun, verb) = if self.done == 1 { ("delivery", "is") } else { ("deliveries", "are") };
+        let mut said = format!("{} {noun} {verb} {result}.", self.done);
+        if self.unclear > 0 {
+            said.push_str(&format!(" {} may have arrived, so nothing was sent again.", left(self.unclear)));
+        }
+        if self.refused > 0 {
+            said.push_str(&format!(" {} changed in the meantime and cannot be acted on.", left(self.refused)));
+        }
+        said
+    }
+}
+
+fn left(count: usize) -> String {
+    if count == 1 { "1 other delivery".into() } else { format!("{count} other deliveries") }
+}
+
+pub fn see(place: String) -> Response {
+    (StatusCode::SEE_OTHER, [(LOCATION, place)]).into_response()
+}
+
+/// Sets parked deliveries back to pending.
+pub async fn retry(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Result<Response, ProblemPage> {
+    act(&app, &visitor, &form?.into(), Act::Retry).await
+}
+
+/// Discards parked deliveries.
+pub async fn discard(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Result<Response, ProblemPage> {
+    act(&app, &visitor, &form?.into(), Act::Discard).await
+}
+
+async fn act(app: &App, visitor: &Visitor, fields: &Fields, act: Act) -> Result<Response, ProblemPage> {
+    if fields.is_yes("all") {
+        return on_all(app, visitor, fields, act).await;
+    }
+    let ids = fields.all("id");
+    if ids.is_empty() || ids.len() > CHOSEN {
+        let detail = format!("{} deliveries are ticked; tick 1 to {CHOSEN}, then press the button again", ids.len());
+        return Err(Problem::invalid("id", detail).into());
+    }
+    let ids: Vec<Option<DeliveryId>> = ids.iter().map(|id| id.parse().ok()).collect();
+    if !fields.is_yes("confirmed") {
+        return ask_about(app, visitor, fields, act, &ids).await;
+    }
+    let unclear = fields.is_yes("unclear");
+    let results = acts::on_ids(&visitor.store(app), visitor.caller.whose(), act, &ids, unclear).await?;
+    app.tallies.forget();
+    Ok(see(Done::of(act, &results).at(&fields.back())))
+}
+
+/// Asks before an act on chosen deliveries, and shows them.
+async fn ask_about(
+    app: &App,
+    visitor: &Visitor,
+    fields: &Fields,
+    act: Act,
+    ids: &[Option<DeliveryId>],
+) -> Result<Response, ProblemPage> {
+    let store = visitor.store(app);
+    let mut found = Vec::with_capacity(ids.len());
+    for id in ids.iter().flatten() {
+        found.extend(store.delivery_row(visitor.caller.whose(), *id, false).await?);
+    }
+    if found.is_empty() {
+        return Err(Problem::not_found("delivery").into());
+    }
+    let unclear = found.iter().filter(|row| row.unclear && row.state == "parked").count();
+    let rows: Vec<Row> = found.into_iter().map(Row::from).collect();
+    let count = i64::try_from(rows.len()).unwrap_or(i64::MAX);
+    let asks = act == Act::Retry && unclear > 0;
+    let question = Question {
+        unclear: asks.then(|| also_unclear(i64::try_from(unclear).unwrap_or(i64::MAX))),
+        fields: fields.repeated(&["id", "back"]),
+        rows,
+        ..question(act, count)
+    };
+    Question { back: fields.back(), ..question }.ask(app, visitor).await
+}
+
+fn question(act: Act, count: i64) -> Question {
+    let verb = sentence_case(act.name());
+    let deliveries = if count == 1 { "1 delivery".into() } else { format!("{} deliveries", grouped(count)) };
+    let says = match act {
+        Act::Retry => "They become pending again, with new attempts. What was sent already is not sent again.",
+        _ => "They are never sent. They stay in the history as discarded.",
+    };
+    Question {
+        title: format!("{verb} {deliveries}?"),
+        says: says.into(),
+        button: format!("{verb} {deliveries}"),
+        is_final: act != Act::Retry,
+        action: format!("/deliveries/{}", act.name()),
+        ..Question::default()
+    }
+}
+
+fn also_unclear(count: i64) -> String {
+    let who = if count == 1 { "1 delivery that".into() } else { format!("{} deliveries that", grouped(count)) };
+    format!("Also retry {who} may have arrived. A person may get the message twice.")
+}
+
+/// Acts on everything that matches a filter, as a job. The question counts, and nothing is changed before it is answered.
+async fn on_all(app: &App, visitor: &Visitor, fields: &Fields, act: Act) -> Result<Response, ProblemPage> {
+    let filter = Filter::read(fields.get("filter").unwrap_or_default())?;
+    let filter = filter.map_err(|_| Problem::invalid("filter", "has a search text; open the list again"))?;
+    let store = visitor.store(app);
+    let of_store = filter.of_store(store.now().await?, app.stuck_after)?;
+    let unclear = fields.is_yes("unclear");
+    let draft = acts::job(act, of_store, unclear, pace(fields)?).map_err(refused)?;
+    let counted = store.count_for_job(visitor.caller.whose(), &JobDraft { unclear: false, ..draft.clone() }).await?;
+    let total = counted.total + if unclear { counted.left_out } else { 0 };
+    let typed = (act == Act::Discard && total > TYPED_OVER).then(|| total.to_string());
+    let given = fields.get("typed").map(|typed| typed.replace([',', ' ', '.'], ""));
+    let is_typed = typed.is_none() || given == typed;
+    if fields.is_yes("confirmed") && is_typed {
+        let job = store.create_job(visitor.caller.whose(), &draft).await?;
+        app.tallies.forget();
+        return Ok(see(visitor.link(&format!("/jobs/{}", job.id))));
+    }
+    let forward = draft.brings_forward();
+    let mut question = Question {
+        fields: fields.repeated(&["all", "filter", "back"]),
+        unclear: (counted.left_out > 0 && act == Act::Retry && !unclear).then(|| also_unclear(counted.left_out)),
+        paces: PACES.map(|pace| (pace, pace_in_words(pace, total))).to_vec(),
+        refused: (fields.is_yes("confirmed") && !is_typed).then(|| "The number is not the one above.".to_owned()),
+        typed,
+        back: fields.back(),
+        ..question(act, total)
+    };
+    if forward {
+        question.says = "They wait for their next attempt, and are tried now. They keep their attempts.".into();
+    }
+    if !counted.is_exact {
+        question.warning = Some(format!("There are more than {}; all that match now are included.", grouped(total)));
+    }
+    question.ask(app, visitor).await
+}
+
+fn pace(fields: &Fields) -> Result<Option<i32>, Problem> {
+    let Some(given) = fields.get("pace") else { return Ok(None) };
+    let pace = given.parse().ok().filter(|pace| (1..=PACE_MOST).contains(pace));
+    pace.map(Some).ok_or_else(|| {
+        Problem::invalid("pace", format!("is {given:?}; 1 to {PACE_MOST} deliveries a second are allowed"))
+    })
+}
+
+fn pace_in_words(pace: i32, total: i64) -> String {
+    let seconds = u64::try_from(total / i64::from(pace)).unwrap_or(0);
+    let lasts = if seconds < 2 { "a moment".into() } else { format!("about {}", span(seconds)) };
+    format!("{} a second, {lasts}", grouped(pace.into()))
+}
+
+fn refused(error: FilterError) -> Problem {
+    Problem::invalid("filter", error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_is_told_by_the_next_page_in_our_words_alone() {
+        let results = [Acted::Done, Acted::Done, Acted::Unclear { reason: None }, Acted::NotFound];
+        let done = Done::of(Act::Retry, &results);
+        assert_eq!(Done::read(&done.at("/notifications?state=parked#x")), Some(done.clone()));
+        let said = "2 deliveries are pending again. 1 other delivery may have arrived, so nothing was sent again. 1 other \
+            delivery changed in the meantime and cannot be acted on.";
+        assert_eq!(done.sentence(), said);
+        for forged in ["/x?done=<b>.1.1.1", "/x?done=retry.a.0.0", "/x?done=retry.1", "/x?done=", "/x"] {
+            assert_eq!(Done::read(forged), None, "{forged}");
+        }
+    }
+}

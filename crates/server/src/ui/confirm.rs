@@ -1,0 +1,56 @@
+//! The page that asks before something is changed. Its form repeats the request, with the confirmation.
+
+use axum::response::Response;
+use minijinja::context;
+use serde::Serialize;
+
+use super::frame::Visitor;
+use super::words::shown;
+use crate::app::App;
+use crate::problem::ProblemPage;
+
+/// A question, and the form that answers it.
+#[derive(Default, Serialize)]
+pub struct Question {
+    pub title: String,
+    /// What will happen, in a sentence.
+    pub says: String,
+    /// What to know before.
+    pub warning: Option<String>,
+    /// The text of the button.
+    pub button: String,
+    /// Whether the act ends something for good, so that its button is red.
+    pub is_final: bool,
+    /// The path to which the form is posted.
+    pub action: String,
+    /// The fields that the form repeats.
+    pub fields: Vec<(String, String)>,
+    /// The label of a box that includes deliveries that may have arrived.
+    pub unclear: Option<String>,
+    /// The paces to choose from: value and label.
+    pub paces: Vec<(i32, String)>,
+    /// The number that must be typed before many deliveries are discarded.
+    pub typed: Option<String>,
+    /// What was wrong with the last answer.
+    pub refused: Option<String>,
+    /// The deliveries that are concerned.
+    pub rows: Vec<super::notifications::row::Row>,
+    /// The choices of a select: its name, its label, and the values with their labels.
+    pub choice: Option<Choice>,
+    /// The page to which Cancel leads.
+    pub back: String,
+}
+
+#[derive(Serialize)]
+pub struct Choice {
+    pub name: &'static str,
+    pub label: &'static str,
+    pub options: Vec<(String, String)>,
+}
+
+impl Question {
+    pub async fn ask(self, app: &App, visitor: &Visitor) -> Result<Response, ProblemPage> {
+        let title = self.title.clone();
+        visitor.page(app, "confirm.html", &title, context! { question => shown(self) }).await
+    }
+}

@@ -1,0 +1,251 @@
+//! One notification: its deliveries, what was sent, what happened, and what can be done.
+
+pub mod acts;
+mod story;
+
+use axum::extract::{Path, RawQuery, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use minijinja::{Value, context};
+use postcommit_channel::model::{DeliveryId, DeliveryKey, Scope, StoredNotification};
+use postcommit_engine::store::{DeliveryFilter, DeliveryRow};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use uuid::Uuid;
+
+use super::frame::Visitor;
+use super::notifications::row::why;
+use super::words::shown;
+use crate::app::{App, AppState};
+use crate::html;
+use crate::problem::{Problem, ProblemKind, ProblemPage};
+use crate::templates::Templates;
+use crate::templates::preview::Preview;
+use story::{Step, sentence, steps};
+
+/// The maximum number of deliveries that the page shows. The list shows the others.
+const DELIVERIES: i64 = 50;
+/// The maximum number of attempts that the page shows.
+const ATTEMPTS: i64 = 100;
+/// The maximum number of characters of a payload that the page shows.
+const PAYLOAD_CHARS: usize = 20_000;
+
+/// The policy of a mail's HTML. It runs nothing, loads nothing and sends nothing. Mails bring their own styles, which can
+/// reach nothing either, because the frame has an origin of its own.
+const MAIL_POLICY: HeaderValue = HeaderValue::from_static(
+    "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none'; \
+     frame-ancestors 'self'",
+);
+
+/// A notification and the delivery of it that is looked at.
+struct Found {
+    note: StoredNotification,
+    rows: Vec<DeliveryRow>,
+    has_more: bool,
+    chosen: DeliveryRow,
+}
+
+/// A delivery in the list of the page.
+#[derive(Serialize)]
+struct Line {
+    href: String,
+    state: String,
+    channel: String,
+    to: String,
+    provider: Option<String>,
+    template: Option<String>,
+    is_chosen: bool,
+}
+
+/// The page of a notification.
+pub async fn page(
+    State(app): State<AppState>,
+    visitor: Visitor,
+    Path(id): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, ProblemPage> {
+    let Found { note, rows, has_more, chosen } = find(&app, &visitor, &id, wanted(query.as_deref())).await?;
+    let key = DeliveryKey { tenant: note.tenant, notification: note.id, n: chosen.n };
+    let store = visitor.store(&app);
+    let attempts = store.attempts_of(key, ATTEMPTS).await?;
+    let steps: Vec<Step> = steps(&store, &note, &chosen, attempts).await?;
+    let sent = as_sent(&app, &visitor, &note, key).await?;
+    let title = sent.as_ref().ok().and_then(|sent| sent.subject.clone()).or_else(|| note.title.clone());
+    let title = title.unwrap_or_else(|| note.event_type.clone());
+    let content = context! {
+        id => note.id.to_string(),
+        state => overall(&rows),
+        sentence => sentence(&rows, &chosen),
+        has_more,
+        count => rows.len(),
+        lines => shown(rows.iter().map(|row| line(row, &chosen)).collect::<Vec<_>>()),
+        chosen => shown(&chosen),
+        why => why(&chosen),
+        steps => shown(steps),
+        sent => shown(sent.as_ref().ok()),
+        data => sent.as_ref().ok().and_then(|sent| serde_json::to_string_pretty(sent.data.as_ref()?).ok()),
+        not_rendered => sent.as_ref().err().map(ToString::to_string),
+        payload => payload(&note.payload),
+        note => shown(Related::of(&note, &chosen)),
+        address => address(&app, &visitor, key).await?,
+        acts => acts(&visitor, &note, &chosen),
+    };
+    visitor.page(&app, "notification.html", &title, content).await
+}
+
+/// The number of the delivery that the query names.
+fn wanted(query: Option<&str>) -> Option<i32> {
+    let query = query.unwrap_or_default();
+    form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "n").and_then(|(_, n)| n.parse().ok())
+}
+
+async fn find(app: &App, visitor: &Visitor, id: &str, n: Option<i32>) -> Result<Found, Problem> {
+    let none = || Problem::not_found("notification");
+    let id: Uuid = id.parse().map_err(|_| none())?;
+    let store = visitor.store(app);
+    let note = store.notification(visitor.caller.whose(), id).await?.ok_or_else(none)?;
+    let filter = DeliveryFilter { tenant: Some(note.tenant), limit: DELIVERIES, ..DeliveryFilter::of_notification(id) };
+    let page = store.delivery_rows(&filter).await?;
+    let (mut rows, has_more) = (page.rows, page.more.is_some());
+    let named = n.filter(|n| !rows.iter().any(|row| row.n == *n));
+    if let Some(n) = named {
+        // A delivery beyond those that are shown. One that is gone was replaced when the notification was expanded.
+        rows.extend(store.delivery_row(Some(note.tenant), DeliveryId { notification: id, n }, false).await?);
+    }
+    let rank = |row: &&DeliveryRow| match row.state.as_str() {
+        _ if Some(row.n) == n => 0,
+        "parked" => 1,
+        "retrying" => 2,
+        _ => 3,
+    };
+    let chosen = rows.iter().min_by_key(rank).cloned().ok_or_else(none)?;
+    Ok(Found { note, rows, has_more, chosen })
+}
+
+/// The state of the notification, if all of its deliveries agree or one of them needs a person.
+fn overall(rows: &[DeliveryRow]) -> Option<String> {
+    let first = &rows.first()?.state;
+    let is_parked = rows.iter().any(|row| row.state == "parked");
+    if is_parked { Some("parked".into()) } else { rows.iter().all(|row| row.state == *first).then(|| first.clone()) }
+}
+
+fn line(row: &DeliveryRow, chosen: &DeliveryRow) -> Line {
+    let version = row.template_version.map(|version| format!(" v{version}")).unwrap_or_default();
+    let language = row.language.as_ref().map(|language| format!(" · {language}")).unwrap_or_default();
+    Line {
+        href: format!("/notifications/{}?n={}", row.notification_id, row.n),
+        state: row.state.clone(),
+        channel: row.channel.clone().unwrap_or_else(|| "not expanded yet".into()),
+        to: row.target.clone().unwrap_or_default(),
+        provider: row.provider.clone(),
+        template: row.template.as_ref().map(|template| format!("{template}{version}{language}")),
+        is_chosen: row.n == chosen.n,
+    }
+}
+
+/// What the notification is related to, and where it comes from.
+#[derive(Serialize)]
+struct Related {
+    event_type: String,
+    entity: Option<String>,
+    user: Option<String>,
+    key: String,
+    correlation: Option<String>,
+    site: Option<String>,
+    copy_of: Option<Uuid>,
+    priority: i16,
+    created_at: String,
+    due_at: Option<String>,
+    expires_at: String,
+}
+
+impl Related {
+    fn of(note: &StoredNotification, row: &DeliveryRow) -> Self {
+        let site = note.source.as_ref().and_then(|source| source.get("site")?.as_str()).map(str::to_owned);
+        Self {
+            event_type: note.event_type.clone(),
+            entity: note.entity.clone(),
+            user: row.user_id.clone(),
+            key: note.idempotency_key.clone(),
+            correlation: note.correlation_id.clone(),
+            site,
+            copy_of: row.copy_of,
+            priority: note.priority,
+            created_at: note.created_at.to_string(),
+            due_at: Some(note.due_at).filter(|due| *due > note.created_at).map(|due| due.to_string()),
+            expires_at: note.expires_at.to_string(),
+        }
+    }
+}
+
+/// The full address, by which people who may act find other deliveries to the same recipient.
+async fn address(app: &App, visitor: &Visitor, key: DeliveryKey) -> Result<Option<String>, Problem> {
+    if !visitor.may(Scope::Operate) {
+        return Ok(None);
+    }
+    let row = visitor.store(app).delivery_row(Some(key.tenant), key.id(), true).await?;
+    Ok(row.and_then(|row| row.address))
+}
+
+/// The acts that the state of the delivery allows.
+fn acts(visitor: &Visitor, note: &StoredNotification, row: &DeliveryRow) -> Value {
+    let may = visitor.may(Scope::Operate);
+    let is = |states: &[&str]| may && states.contains(&row.state.as_str());
+    let is_unknown = row.state == "parked" && row.reason.as_deref() == Some("outcome_unknown");
+    context! {
+        retry => is(&["parked"]),
+        discard => is(&["parked"]),
+        cancel => is(&["pending", "retrying"]),
+        mark => is(&["sent"]) || (may && is_unknown),
+        resend => is(&["sent", "delivered"]) && note.entity.is_some() && row.channel.is_some(),
+    }
+}
+
+/// The content of a delivery, rendered again, or why it cannot be.
+async fn as_sent(
+    app: &App,
+    visitor: &Visitor,
+    note: &StoredNotification,
+    key: DeliveryKey,
+) -> Result<Result<Preview, Problem>, Problem> {
+    let store = visitor.store(app);
+    let Some(facts) = store.facts(key).await? else { return Err(Problem::not_found("delivery")) };
+    if key.n == 0 && facts.channel.is_none() {
+        let waits = "the deliveries and their content are made when the notification is expanded";
+        return Ok(Err(Problem::new(ProblemKind::NotFound, waits)));
+    }
+    let templates = Templates { store: &store, tenant: key.tenant };
+    Ok(templates.as_sent(note.clone(), facts, &app.tools.public_url).await.map_err(Problem::from))
+}
+
+/// The payload with line breaks. A payload is kept as it was written, so that large numbers keep every digit.
+fn payload(payload: &RawValue) -> String {
+    let pretty = serde_json::from_str::<serde_json::Value>(payload.get()).ok();
+    // A number that a 64-bit float cannot hold would be rounded, so such a payload is shown as it is.
+    let same =
+        pretty.filter(|value| value.to_string().len() == payload.get().split_whitespace().collect::<String>().len());
+    let text =
+        same.and_then(|value| serde_json::to_string_pretty(&value).ok()).unwrap_or_else(|| payload.get().to_owned());
+    match text.char_indices().nth(PAYLOAD_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+/// The HTML of a mail, for the sandboxed frame of the page.
+pub async fn mail(
+    State(app): State<AppState>,
+    visitor: Visitor,
+    Path((id, n)): Path<(String, String)>,
+) -> Result<Response, ProblemPage> {
+    let n = n.parse().map_err(|_| Problem::not_found("delivery"))?;
+    let Found { note, chosen, .. } = find(&app, &visitor, &id, Some(n)).await?;
+    if chosen.n != n {
+        return Err(Problem::not_found("delivery").into());
+    }
+    let key = DeliveryKey { tenant: note.tenant, notification: note.id, n };
+    let mail = as_sent(&app, &visitor, &note, key).await??.html.ok_or_else(|| Problem::not_found("HTML"))?;
+    let mut response = html::answer(StatusCode::OK, mail);
+    response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, MAIL_POLICY);
+    Ok(response.into_response())
+}

@@ -1,0 +1,149 @@
+//! What happened to a delivery: a sentence, and a timeline.
+
+use postcommit_channel::model::StoredNotification;
+use postcommit_engine::db::DbError;
+use postcommit_engine::store::{AttemptRow, AuditFilter, DeliveryRow, Store};
+use serde::Serialize;
+
+use crate::ui::words::{dotted, relative, sentence_case};
+use postcommit_channel::clock;
+
+/// The maximum number of entries of the audit log for each subject.
+const ACTS: i64 = 20;
+
+/// A step of the timeline.
+#[derive(Serialize)]
+pub struct Step {
+    at: String,
+    what: String,
+    detail: String,
+    /// The beginning of the provider's answer, redacted.
+    excerpt: Option<String>,
+    tint: &'static str,
+}
+
+impl Step {
+    fn new(at: impl ToString, what: impl Into<String>, detail: impl Into<String>, tint: &'static str) -> Self {
+        Self { at: at.to_string(), what: what.into(), detail: detail.into(), excerpt: None, tint }
+    }
+}
+
+/// What happened to a delivery, oldest first.
+pub async fn steps(
+    store: &Store,
+    note: &StoredNotification,
+    row: &DeliveryRow,
+    attempts: Vec<AttemptRow>,
+) -> Result<Vec<Step>, DbError> {
+    let about = note.entity.as_ref().map(|entity| format!(" with entity {entity}")).unwrap_or_default();
+    let origin = note.source.as_ref();
+    let from = |name: &str| origin.and_then(|source| source.get(name)?.as_str()).map(|text| format!("{name} {text}"));
+    let trace = note.correlation_id.as_ref().map(|id| format!("correlation {id}"));
+    let detail = dotted([from("site"), from("instance"), from("script"), from("rule"), trace]);
+    let mut steps = vec![Step::new(note.created_at, format!("Committed{about}"), detail, "")];
+    steps.extend(attempts.into_iter().map(attempt));
+    for subject in [row.id.clone(), note.id.to_string()] {
+        let filter =
+            AuditFilter { tenant: Some(note.tenant), subject: Some(subject), limit: ACTS, ..AuditFilter::default() };
+        for entry in store.audit_rows(&filter).await? {
+            let what = entry.action.rsplit('.').next().map(sentence_case).unwrap_or_default();
+            steps.push(Step::new(entry.at, format!("{what}, by {}", entry.actor), entry.action, ""));
+        }
+    }
+    let ends = ["parked", "delivered", "discarded", "cancelled", "expired", "skipped"];
+    if ends.contains(&row.state.as_str()) {
+        let tint = if row.state == "parked" { "bad" } else { "" };
+        let reason = row.reason.as_deref().or(row.error_code.as_deref()).filter(|_| row.state != "delivered");
+        let what = sentence_case(&row.state);
+        steps.push(Step::new(row.updated_at, what, reason.map(sentence_case).unwrap_or_default(), tint));
+    } else if let Some(next) = row.next_attempt_at.filter(|_| row.state != "sending") {
+        let waits = row.waits_for.as_ref().map(|what| format!("waits for {what}")).unwrap_or_default();
+        steps.push(Step::new(next, if row.attempts > 0 { "Next attempt" } else { "Due" }, waits, "next"));
+    }
+    steps.sort_by(|a, b| a.at.cmp(&b.at));
+    Ok(steps)
+}
+
+fn attempt(attempt: AttemptRow) -> Step {
+    let by = attempt.provider.as_ref().map(|provider| format!(" by {provider}")).unwrap_or_default();
+    let tint = match attempt.outcome.as_str() {
+        "sent" | "delivered" => "good",
+        "deferred" => "warn",
+        _ => "bad",
+    };
+    let outcome = if attempt.captured { "captured, not sent" } else { &attempt.outcome };
+    let (code, class) = (attempt.code.clone(), attempt.error_class.clone());
+    let told = dotted([
+        Some(outcome.to_owned()),
+        class.or(code.clone()).filter(|class| Some(class) != code.as_ref() || !class.is_empty()),
+        attempt.detail.clone(),
+        attempt.provider_ref.as_ref().map(|id| format!("provider's id {id}")),
+    ]);
+    let what = format!("Attempt {}{by}, {} ms", attempt.seq, attempt.latency_ms);
+    Step { excerpt: attempt.excerpt, ..Step::new(attempt.at, what, told, tint) }
+}
+
+/// The state of a notification in a sentence, and what to do.
+pub fn sentence(rows: &[DeliveryRow], chosen: &DeliveryRow) -> String {
+    if let [one] = rows {
+        return of_one(one);
+    }
+    let count = |states: &[&str]| rows.iter().filter(|row| states.contains(&row.state.as_str())).count();
+    let all = rows.len();
+    let (parked, arrived) = (count(&["parked"]), count(&["sent", "delivered"]));
+    let live = count(&["pending", "sending", "retrying"]);
+    let others = all - parked - arrived - live;
+    let told = |n: usize, words: &str| (n > 0).then(|| format!("{n} {words}"));
+    let parts = [
+        told(parked, if parked == 1 { "is parked and needs a person" } else { "are parked and need a person" }),
+        told(live, if live == 1 { "is on its way" } else { "are on their way" }),
+        told(arrived, if arrived == 1 { "was sent" } else { "were sent" }),
+        told(others, "ended otherwise"),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    format!("Of {all} deliveries, {}. The chosen one: {}", parts.join(", "), of_one(chosen))
+}
+
+/// The state of a delivery in a sentence, and what to do.
+fn of_one(row: &DeliveryRow) -> String {
+    let provider = row.provider.as_deref().unwrap_or("the provider");
+    let error = row.last_error.clone().or_else(|| row.error_code.clone()).unwrap_or_else(|| "no error was told".into());
+    let error = error.trim_end_matches('.').to_owned();
+    let channel = row.channel.as_deref().unwrap_or("its channel");
+    let next = row.next_attempt_at.map(|at| relative(at.as_micros() - clock::now().as_micros()));
+    match (row.state.as_str(), row.reason.as_deref()) {
+        ("pending", _) => match &row.waits_for {
+            Some(what) => format!("It is not sent yet and waits for {what}."),
+            None => "It is not sent yet.".into(),
+        },
+        ("sending", _) => format!("It is being sent by {provider}."),
+        ("retrying", _) => {
+            format!("Attempt {} failed: {error}. The next attempt is {}.", row.attempts, next.unwrap_or_default())
+        }
+        ("sent", _) if row.captured => format!("{provider} captured it; nothing was sent."),
+        ("sent", _) => format!("{provider} accepted it. Nothing says yet whether it arrived."),
+        ("delivered", _) => format!("It arrived over {channel}."),
+        ("parked", Some("rejected")) => {
+            format!("{provider} rejected it: {error}. Mend the cause, then retry it; or discard it.")
+        }
+        ("parked", Some("exhausted")) if row.unclear => format!(
+            "All {} attempts failed, and one of them may have arrived: {error}. Ask {provider} or the recipient; a retry sends it again.",
+            row.attempts
+        ),
+        ("parked", Some("exhausted")) => {
+            format!(
+                "All {} attempts failed. The last said: {error}. Retry it when {provider} works again.",
+                row.attempts
+            )
+        }
+        ("parked", Some("outcome_unknown")) => format!(
+            "It may have arrived: {error}. Ask {provider} or the recipient. Mark it as delivered if it arrived; a retry sends it again."
+        ),
+        ("parked", _) => format!("It cannot be sent as things are set up: {error}. Correct that, then retry it."),
+        ("discarded", _) => "A person discarded it; it is not sent.".into(),
+        ("cancelled", _) => "It was cancelled before it was sent.".into(),
+        ("expired", _) => "It expired before it could be sent.".into(),
+        ("skipped", _) => format!("It was left out: {error}."),
+        (state, _) => format!("It is {state}."),
+    }
+}

@@ -1,0 +1,154 @@
+//! The list of deliveries, with its filters and pages (E12).
+
+pub mod export;
+pub mod filter;
+pub mod row;
+
+use axum::extract::{RawQuery, State};
+use axum::http::StatusCode;
+use axum::http::header::LOCATION;
+use axum::response::{IntoResponse, Response};
+use minijinja::context;
+use postcommit_channel::model::{CHANNELS, Scope};
+use postcommit_engine::store::{DeliveryFilter, Kpis};
+use serde::Serialize;
+
+use super::frame::Visitor;
+use super::words::{grouped, shown};
+use crate::app::AppState;
+use crate::problem::ProblemPage;
+use filter::{Filter, PERIODS, error_classes, reasons};
+use row::Row;
+
+/// The number of rows of a page.
+const ROWS: i64 = 50;
+
+/// One of the links above the list that choose a state.
+#[derive(Serialize)]
+struct StatePill {
+    label: &'static str,
+    count: Option<i64>,
+    href: String,
+    is_chosen: bool,
+}
+
+/// The list of deliveries, newest first.
+pub async fn list(
+    State(app): State<AppState>,
+    visitor: Visitor,
+    RawQuery(query): RawQuery,
+) -> Result<Response, ProblemPage> {
+    let filter = match Filter::read(query.as_deref().unwrap_or_default())? {
+        Ok(filter) => filter,
+        Err(fields) => return Ok((StatusCode::SEE_OTHER, [(LOCATION, visitor.link(&fields))]).into_response()),
+    };
+    let store = visitor.store(&app);
+    let of_store = filter.of_store(store.now().await?, app.stuck_after)?;
+    let of_store = DeliveryFilter { tenant: visitor.caller.whose(), limit: ROWS, ..of_store };
+    let page = store.delivery_rows(&of_store).await?;
+    let kpis = app.tallies.current(&app, &visitor.caller).await?;
+    let rows: Vec<Row> = page.rows.into_iter().map(Row::from).collect();
+    let acts = visitor.may(Scope::Operate);
+    let content = context! {
+        pills => shown(pills(&filter, &kpis)),
+        has_parked => acts && rows.iter().any(|row| row.is_parked),
+        all => shown(acts.then(|| all_that_match(&filter, &kpis)).flatten()),
+        query => filter.query(),
+        chips => shown(filter.chips()),
+        words => filter.get("title"),
+        fields => shown(fields(&filter)),
+        channels => CHANNELS.to_vec(),
+        error_classes => shown(error_classes()),
+        reasons => shown(reasons()),
+        periods => shown(PERIODS),
+        older => page.more.map(|more| filter.older(more)),
+        newer => filter.newer(),
+        is_first_page => filter.is_first_page(),
+        is_filtered => !filter.has_only(&[]),
+        rows => shown(rows),
+    };
+    visitor.page(&app, "notifications.html", "Notifications", content).await
+}
+
+/// The links that choose a state. Only live and parked deliveries are counted: the others are history, and counting
+/// them would read all of it.
+fn pills(filter: &Filter, kpis: &Kpis) -> Vec<StatePill> {
+    let (queue, parked) = (&kpis.total.queue, &kpis.total.parked);
+    let chosen = (filter.get("state"), filter.get("stuck"));
+    let pill = |label, state: &str, count| {
+        let href = filter.with("stuck", "").with("state", state).first_page();
+        StatePill { label, count, href, is_chosen: chosen == (state, "") }
+    };
+    let stuck = StatePill {
+        label: "Stuck",
+        count: Some(kpis.total.stuck),
+        href: filter.with("state", "").with("stuck", "true").first_page(),
+        is_chosen: chosen.1 == "true",
+    };
+    vec![
+        pill("All", "", None),
+        pill("Pending", "pending", Some(queue.pending + queue.scheduled)),
+        pill("Sending", "sending", Some(queue.sending)),
+        pill("Retrying", "retrying", Some(queue.retrying)),
+        pill("Parked", "parked", Some(parked.total)),
+        stuck,
+        pill("Sent", "sent", None),
+        pill("Delivered", "delivered", None),
+        pill("Skipped", "skipped", None),
+        pill("Ended", "discarded,cancelled,expired", None),
+    ]
+}
+
+/// The acts on everything that matches the filter.
+#[derive(Serialize)]
+struct AllThatMatch {
+    retry: String,
+    discard: Option<&'static str>,
+}
+
+/// What can be done with everything that matches. The number is only known here if the state is the only condition;
+/// otherwise the page that asks for confirmation counts.
+fn all_that_match(filter: &Filter, kpis: &Kpis) -> Option<AllThatMatch> {
+    let (count, discard) = match filter.get("state") {
+        "parked" => (kpis.total.parked.total, Some("Discard all that match…")),
+        "retrying" => (kpis.total.queue.retrying, None),
+        _ => return None,
+    };
+    if count == 0 || !filter.get("stuck").is_empty() {
+        return None;
+    }
+    let number = if filter.has_only(&["state"]) { format!("{} ", grouped(count)) } else { String::new() };
+    let retry = match discard {
+        Some(_) => format!("Retry all {number}that match…"),
+        None => format!("Try all {number}that match now…"),
+    };
+    Some(AllThatMatch { retry, discard })
+}
+
+/// The values of the form's fields.
+fn fields(filter: &Filter) -> std::collections::BTreeMap<&'static str, String> {
+    let names = [
+        "state",
+        "stuck",
+        "channel",
+        "event_type",
+        "entity",
+        "recipient",
+        "provider",
+        "site",
+        "list",
+        "error_class",
+        "error_code",
+        "reason",
+        "unclear",
+        "since",
+        "from",
+        "until",
+    ];
+    // The browser's fields for times have minutes and no zone.
+    let value = |name: &str| match name {
+        "from" | "until" => filter.get(name).chars().take(16).collect(),
+        _ => filter.get(name).to_owned(),
+    };
+    names.into_iter().map(|name| (name, value(name))).collect()
+}

@@ -1,0 +1,66 @@
+//! A delivery as a row of a list shows it: two lines, what and why.
+
+use postcommit_engine::store::DeliveryRow;
+use serde::Serialize;
+
+use crate::ui::words::{dotted, sentence_case};
+
+/// The values of a row.
+#[derive(Serialize)]
+pub struct Row {
+    pub id: String,
+    /// The page of the notification, with this delivery opened.
+    pub href: String,
+    pub tenant: String,
+    pub state: String,
+    pub what: String,
+    pub why: String,
+    /// When it is tried again, if it waits for that.
+    pub next: Option<String>,
+    pub channel: String,
+    pub to: String,
+    pub tries: String,
+    pub created_at: String,
+    /// Whether a person may retry or discard it.
+    pub is_parked: bool,
+    pub captured: bool,
+}
+
+impl From<DeliveryRow> for Row {
+    fn from(row: DeliveryRow) -> Self {
+        let is_live = ["pending", "sending", "retrying"].contains(&row.state.as_str());
+        Self {
+            href: format!("/notifications/{}?n={}", row.notification_id, row.n),
+            what: row.title.clone().unwrap_or_else(|| row.event_type.clone()),
+            why: why(&row),
+            next: row.next_attempt_at.filter(|_| row.state == "retrying").map(|at| at.to_string()),
+            channel: row.channel.clone().unwrap_or_else(|| "not expanded yet".into()),
+            to: row.target.clone().or(row.user_id).unwrap_or_default(),
+            tries: if row.attempts == 0 && is_live { "–".into() } else { row.attempts.to_string() },
+            created_at: row.created_at.to_string(),
+            is_parked: row.state == "parked",
+            captured: row.captured,
+            id: row.id,
+            tenant: row.tenant,
+            state: row.state,
+        }
+    }
+}
+
+/// Why a delivery is in its state, in a few words.
+pub fn why(row: &DeliveryRow) -> String {
+    let error = || row.last_error.clone().or_else(|| row.error_code.as_deref().map(sentence_case));
+    let entity = row.entity.as_ref().map(|entity| format!("entity {entity}"));
+    match row.state.as_str() {
+        "parked" => {
+            let unclear = row.unclear.then(|| "it may have arrived".to_owned());
+            dotted([error().or_else(|| row.reason.as_deref().map(sentence_case)), unclear])
+        }
+        "retrying" => error().unwrap_or_default(),
+        "pending" | "sending" => dotted([row.waits_for.as_ref().map(|what| format!("waits for {what}"))]),
+        "sent" | "delivered" => {
+            dotted([row.warning.clone(), entity, row.captured.then(|| "captured, not sent".to_owned())])
+        }
+        _ => dotted([error(), entity]),
+    }
+}

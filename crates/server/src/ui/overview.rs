@@ -1,0 +1,233 @@
+//! The overview: what is going on, and whether something needs a person (E10, E11).
+
+mod lanes;
+
+use std::time::Duration;
+
+use axum::extract::{RawQuery, State};
+use axum::response::Response;
+use minijinja::{Value, context};
+use postcommit::Timestamp;
+use postcommit_channel::model::Scope;
+use postcommit_engine::db::DbError;
+use postcommit_engine::store::{GroupBy, KpiGrouping, KpiSeries, Kpis, SlotLength, TimeRange};
+use serde::Serialize;
+
+use super::chart::{self, Bar};
+use super::frame::Visitor;
+use super::words::{grouped, shown, span};
+use crate::app::{App, AppState};
+use crate::problem::{Problem, ProblemPage};
+use lanes::{Lane, lanes};
+
+/// A period that the page can show: its name, its words, its length in minutes, and the minutes of one bar.
+struct Range {
+    name: &'static str,
+    words: &'static str,
+    minutes: u64,
+    per_bar: usize,
+    bar_words: &'static str,
+}
+
+const RANGES: [Range; 3] = [
+    Range { name: "1h", words: "Last hour", minutes: 60, per_bar: 1, bar_words: "per minute" },
+    Range { name: "24h", words: "Last 24 hours", minutes: 1440, per_bar: 30, bar_words: "per half hour" },
+    Range { name: "48h", words: "Last 48 hours", minutes: 2880, per_bar: 60, bar_words: "per hour" },
+];
+
+/// A number with its label.
+#[derive(Serialize)]
+struct Tile {
+    value: String,
+    label: String,
+    href: Option<&'static str>,
+    is_bad: bool,
+}
+
+/// Something that needs a person.
+#[derive(Serialize)]
+pub struct Attention {
+    tint: &'static str,
+    label: &'static str,
+    says: String,
+    advice: String,
+    href: Option<String>,
+    open: &'static str,
+}
+
+/// The overview.
+pub async fn page(
+    State(app): State<AppState>,
+    visitor: Visitor,
+    RawQuery(query): RawQuery,
+) -> Result<Response, ProblemPage> {
+    let range = range(query.as_deref().unwrap_or_default())?;
+    let interval = Duration::from_secs(range.minutes * 60);
+    let kpis = app.tallies.over(&app, &visitor.caller, Some(KpiGrouping::Provider), interval).await?;
+    let all = lanes(&app, &visitor, &kpis).await?;
+    let attention = attention(&app, &visitor, &kpis, &all).await?;
+    let (bars, rows) = throughput(&app, &visitor, range).await?;
+    let title = format!("Delivered, captured and parked deliveries, {}.", range.bar_words);
+    let content = context! {
+        range => range.name,
+        ranges => shown(RANGES.map(|range| (range.name, range.words))),
+        tiles => shown(tiles(&kpis)),
+        attention => shown(attention),
+        chart_title => format!("Delivered and parked, {}", range.bar_words),
+        chart => Value::from_safe_string(chart::bars(&bars, &title)),
+        chart_rows => shown(rows),
+        lanes => shown(all),
+    };
+    visitor.page(&app, "overview.html", "Overview", content).await
+}
+
+fn range(query: &str) -> Result<&'static Range, Problem> {
+    let named = form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "range");
+    let named = named.map_or_else(|| "24h".to_owned(), |(_, range)| range.into_owned());
+    let known = RANGES.iter().find(|range| range.name == named);
+    known.ok_or_else(|| Problem::invalid("range", format!("is {named:?}; allowed are 1h, 24h and 48h")))
+}
+
+fn tiles(kpis: &Kpis) -> Vec<Tile> {
+    let total = &kpis.total;
+    let good = total.delivered + total.captured;
+    let finished = good + total.failed;
+    let share = if finished == 0 {
+        "–".to_owned()
+    } else {
+        // Rounded down, so that 100 % means all of them.
+        let share = (good as f64 / finished as f64 * 10_000.0).floor() / 100.0;
+        if total.failed == 0 { "100 %".to_owned() } else { format!("{share:.2} %") }
+    };
+    let oldest = u64::try_from(total.oldest_pending_s).unwrap_or(0);
+    let waiting = if oldest > 0 { format!("Waiting · oldest {}", span(oldest)) } else { "Waiting".into() };
+    let delivered = if total.captured > 0 {
+        format!("Delivered · {} captured", grouped(total.captured))
+    } else {
+        "Delivered".into()
+    };
+    let tile = |value: String, label: String, href, is_bad| Tile { value, label, href, is_bad };
+    vec![
+        tile(grouped(total.delivered), delivered, Some("/notifications?state=sent,delivered"), false),
+        tile(share, "of finished deliveries".into(), None, false),
+        tile(grouped(total.queue.pending), waiting, Some("/notifications?state=pending"), false),
+        tile(grouped(total.queue.retrying), "Retrying".into(), Some("/notifications?state=retrying"), false),
+        tile(grouped(total.parked.total), "Parked · need a person".into(), Some("/parked"), total.parked.total > 0),
+        tile(
+            grouped(total.stuck),
+            format!("Stuck over {}", span(kpis.stuck_after_s)),
+            Some("/notifications?stuck=true"),
+            total.stuck > 0,
+        ),
+    ]
+}
+
+/// What needs a person, if anything does.
+async fn attention(app: &App, visitor: &Visitor, kpis: &Kpis, lanes: &[Lane]) -> Result<Vec<Attention>, DbError> {
+    let mut all: Vec<Attention> = lanes.iter().filter_map(Lane::attention).collect();
+    let shut = &kpis.shut;
+    if shut.lanes_unopened > 0 {
+        all.push(Attention {
+            tint: "bad",
+            label: "Not decrypted",
+            says: format!("No worker can decrypt the secrets of {} providers.", shut.lanes_unopened),
+            advice: "Start a worker with the key that encrypted them, or set the secrets again.".into(),
+            href: None,
+            open: "",
+        });
+    }
+    if shut.hosts_paused > 0 {
+        all.push(Attention {
+            tint: "warn",
+            label: "Hosts paused",
+            says: format!("{} receivers refuse our credentials.", shut.hosts_paused),
+            advice: "Their deliveries wait; `postcommit providers show` names them.".into(),
+            href: Some("/notifications?state=pending".into()),
+            open: "See deliveries",
+        });
+    }
+    if visitor.may(Scope::Ops) {
+        let present = visitor.caller.store_of_all(app).attendance().await?;
+        if present.workers == 0 && present.due > 0 {
+            all.push(Attention {
+                tint: "bad",
+                label: "Nothing delivers",
+                says: format!("No process delivers, and {} deliveries are due.", grouped(present.due)),
+                advice: "Start `postcommit serve` or `postcommit serve --role worker`.".into(),
+                href: None,
+                open: "",
+            });
+        }
+    }
+    if kpis.total.stuck > 0 {
+        all.push(Attention {
+            tint: "warn",
+            label: "Stuck",
+            says: format!(
+                "{} deliveries have waited for more than {}.",
+                grouped(kpis.total.stuck),
+                span(kpis.stuck_after_s)
+            ),
+            advice: "The list says what each of them waits for.".into(),
+            href: Some("/notifications?stuck=true".into()),
+            open: "See deliveries",
+        });
+    }
+    Ok(all)
+}
+
+/// The bars of the chart, and the same numbers as rows.
+async fn throughput(
+    app: &App,
+    visitor: &Visitor,
+    range: &Range,
+) -> Result<(Vec<Bar>, Vec<(String, [i64; 3])>), Problem> {
+    let store = visitor.store(app);
+    let now = store.now().await?;
+    // The range ends with the bar that is not full yet, so that all bars begin at a full hour or half hour.
+    let per_bar = i64::try_from(range.per_bar).unwrap_or(1) * 60_000_000;
+    let until = now.as_micros() - now.as_micros().rem_euclid(per_bar) + per_bar;
+    let minutes = i64::try_from(range.minutes).unwrap_or(0) * 60_000_000;
+    let span =
+        TimeRange::new(SlotLength::Minute, Timestamp::from_micros(until - minutes), Timestamp::from_micros(until));
+    let span = span.map_err(|problem| Problem::invalid("range", problem))?;
+    let series = store.series(visitor.caller.whose(), span, GroupBy::State).await?;
+    let count = series.slots.len() / range.per_bar;
+    let mut rows = Vec::with_capacity(count);
+    for (place, slots) in series.slots.chunks(range.per_bar).enumerate() {
+        let Some(begins) = slots.first() else { continue };
+        rows.push((begins.to_string(), sums(&series, place * range.per_bar, slots.len())));
+    }
+    let drawn =
+        rows.iter().enumerate().map(|(place, (begins, counts))| bar(visitor, range, (place, count), begins, counts));
+    Ok((drawn.collect(), rows))
+}
+
+/// How many deliveries were delivered, captured and parked in some slots.
+fn sums(series: &KpiSeries, from: usize, slots: usize) -> [i64; 3] {
+    [&["sent", "delivered"][..], &["captured"], &["parked"]].map(|states| {
+        let lines = series.lines.iter().filter(|line| states.contains(&line.label.as_str()));
+        lines.flat_map(|line| line.counts.iter().skip(from).take(slots)).sum()
+    })
+}
+
+fn bar(visitor: &Visitor, range: &Range, (place, of): (usize, usize), begins: &str, counts: &[i64; 3]) -> Bar {
+    let time: String = begins.chars().skip(11).take(5).collect();
+    let ends = begins.parse::<Timestamp>().ok().map(|at| at.plus(Duration::from_secs(range.per_bar as u64 * 60)));
+    let query = form_urlencoded::Serializer::new(String::new())
+        .extend_pairs(
+            [("from", Some(begins.to_owned())), ("until", ends.map(|at| at.to_string()))]
+                .into_iter()
+                .filter_map(|(name, at)| Some((name, at?))),
+        )
+        .finish();
+    let [delivered, captured, parked] = counts.map(grouped);
+    let captured = if counts[1] > 0 { format!(", {captured} captured") } else { String::new() };
+    let is_labelled = place % of.div_ceil(4).max(1) == 0;
+    Bar {
+        title: format!("{time}: {delivered} delivered{captured}, {parked} parked"),
+        href: visitor.link(&format!("/notifications?{query}")),
+        parts: counts.map(|count| count as f64).to_vec(),
+        label: is_labelled.then_some(time),
+    }
+}

@@ -1,0 +1,157 @@
+//! How pages show states, times and numbers. The templates use these as filters and functions.
+
+use std::fmt::Write;
+
+use minijinja::value::Serde;
+use minijinja::{Environment, State, Value};
+use postcommit::Timestamp;
+use postcommit_channel::clock;
+use serde::Serialize;
+
+use super::chart;
+use super::frame::with_tenant;
+use crate::html::escape;
+
+/// Adds the filters and functions to the engine of the templates.
+pub fn add_to(engine: &mut Environment<'_>) {
+    engine.add_filter("pill", |state: &str| Value::from_safe_string(pill(state)));
+    engine.add_filter("ago", |at: &str| Value::from_safe_string(moment(at)));
+    engine.add_filter("clock", |at: &str| Value::from_safe_string(time_of_day(at)));
+    engine.add_filter("number", |number: i64| grouped(number));
+    engine.add_filter("query", |text: &str| form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>());
+    engine.add_filter("short", |text: &str| short(text));
+    engine.add_function("to", |state: &State<'_, '_>, path: &str| {
+        with_tenant(path, state.lookup("tenant").as_ref().and_then(Value::as_str))
+    });
+}
+
+/// A value for a template.
+pub fn shown(value: impl Serialize) -> Value {
+    Value::from(Serde(value))
+}
+
+/// The tint of a state. The shape and the word say the same, for people who do not see the colour.
+fn tint(state: &str) -> &'static str {
+    match state {
+        "sent" | "delivered" | "done" => "good",
+        "retrying" => "warn",
+        "parked" | "failed" => "bad",
+        "sending" | "running" => "busy",
+        _ => "calm",
+    }
+}
+
+/// A state as shape, word and tint. The shapes are in the frame.
+pub fn pill(state: &str) -> String {
+    let shape = match state {
+        "sent" => "dot",
+        "delivered" | "done" => "check",
+        "retrying" => "again",
+        "parked" | "failed" => "alert",
+        "sending" | "running" => "arrow",
+        "pending" | "queued" => "clock",
+        _ => "bar",
+    };
+    let word = sentence_case(state);
+    format!(
+        r##"<span class="pill {}"><svg class="i" aria-hidden="true"><use href="#i-{shape}"/></svg>{}</span>"##,
+        tint(state),
+        escape(&word)
+    )
+}
+
+/// A name such as `outcome_unknown` as words.
+pub fn sentence_case(name: &str) -> String {
+    let words = name.replace('_', " ");
+    let mut chars = words.chars();
+    chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
+}
+
+/// A number with separators.
+pub fn grouped(number: i64) -> String {
+    chart::grouped(&number.to_string())
+}
+
+/// The beginning of a long id.
+fn short(id: &str) -> String {
+    if id.chars().count() > 13 { format!("{}…", id.chars().take(12).collect::<String>()) } else { id.to_owned() }
+}
+
+/// A time relative to now. The exact time is in the title and in `datetime`, and the script keeps the words current.
+fn moment(at: &str) -> String {
+    let Ok(time) = at.parse::<Timestamp>() else { return escape(at) };
+    let words = relative(time.as_micros() - clock::now().as_micros());
+    let plain = plain(at);
+    format!(r#"<time datetime="{}" title="{plain}" data-ago>{words}</time>"#, escape(at))
+}
+
+/// The time of day. The date is in the title.
+fn time_of_day(at: &str) -> String {
+    let time: String = at.chars().skip(11).take(8).collect();
+    format!(r#"<time datetime="{}" title="{}">{}</time>"#, escape(at), plain(at), escape(&time))
+}
+
+/// `2026-03-15 08:12:03 UTC`.
+fn plain(at: &str) -> String {
+    let mut text: String = at.chars().take(19).map(|c| if c == 'T' { ' ' } else { c }).collect();
+    text.push_str(" UTC");
+    escape(&text)
+}
+
+/// A distance in time as words. A clock of another host may be a little ahead, so the next second is "now" as well.
+pub fn relative(micros: i64) -> String {
+    let seconds = micros.unsigned_abs() / 1_000_000;
+    if seconds < 2 {
+        return "now".into();
+    }
+    let words = span(seconds);
+    if micros < 0 { format!("{words} ago") } else { format!("in {words}") }
+}
+
+/// A length of time in one unit.
+pub fn span(seconds: u64) -> String {
+    let (count, unit) = match seconds {
+        0..=119 => (seconds, "s"),
+        120..=7199 => (seconds / 60, "min"),
+        7200..=172_799 => (seconds / 3600, "h"),
+        _ => (seconds / 86_400, "days"),
+    };
+    format!("{count} {unit}")
+}
+
+/// Joins the parts that are there with a middle dot.
+pub fn dotted(parts: impl IntoIterator<Item = Option<String>>) -> String {
+    let mut text = String::new();
+    for part in parts.into_iter().flatten().filter(|part| !part.is_empty()) {
+        let _ = write!(text, "{}{part}", if text.is_empty() { "" } else { " · " });
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_distance_in_time_is_told_in_one_unit() {
+        for (seconds, words) in [
+            (0, "now"),
+            (1, "now"),
+            (-1, "now"),
+            (-2, "2 s ago"),
+            (48, "in 48 s"),
+            (-125, "2 min ago"),
+            (-7200, "2 h ago"),
+            (-200_000, "2 days ago"),
+        ] {
+            assert_eq!(relative(seconds * 1_000_000), words);
+        }
+    }
+
+    #[test]
+    fn a_state_and_a_time_are_escaped() {
+        assert!(!pill("<b>").contains("<b>"));
+        assert_eq!(moment("<b>"), "&lt;b&gt;");
+        assert_eq!(sentence_case("outcome_unknown"), "Outcome unknown");
+    }
+}

@@ -1,0 +1,14 @@
+//! The pages in a real browser, and as programs see them.
+//!
+//! - `desk`: a person at a browser, signed in to a server;
+//! - `frame`: sign-in, themes, tenants and refusals; `notifications`: the list, its filters and acts; `notification`: one
+//!   of them; `parked`: groups, and jobs; `overview`; `script`: what the script adds; `accessible`: the rules of axe-core.
+
+mod accessible;
+mod desk;
+mod frame;
+mod notification;
+mod notifications;
+mod overview;
+mod parked;
+mod script;

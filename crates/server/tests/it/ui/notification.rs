@@ -1,0 +1,136 @@
+//! The page of one notification: what happened, the content as sent, and what can be done.
+
+use serde_json::json;
+
+use super::desk::{Desk, HOSTILE, session};
+use crate::installation::Kind;
+
+/// Opens the notification from the list.
+fn open(desk: &Desk, title: &str) {
+    desk.open("/notifications");
+    desk.press(title);
+    desk.until("location.pathname.startsWith('/notifications/')");
+    desk.says("what happened");
+}
+
+/// A parked one is understood and retried, one that waits is cancelled, one that was sent is sent again.
+fn act_on_one(desk: &Desk) {
+    desk.plant();
+    open(desk, "Invoice 1");
+    assert!(desk.text(".sentence").starts_with("catcher rejected it: "), "{}", desk.text(".sentence"));
+    assert_eq!(desk.texts("h1 .pill"), json!(["Parked"]));
+    let steps = desk.texts(".timeline > li > p:first-child");
+    let steps: Vec<String> = serde_json::from_value(steps).unwrap();
+    assert_eq!(steps.len(), 3, "{steps:?}");
+    assert!(
+        steps[0].contains("Committed with entity 1")
+            && steps[1].contains("Attempt 1 by catcher")
+            && steps[2].contains("Parked"),
+        "{steps:?}"
+    );
+    desk.picture("notification");
+    desk.press("Retry now…");
+    desk.says("Retry 1 delivery?");
+    desk.press("Retry 1 delivery");
+    desk.says("1 delivery is pending again.");
+    desk.says("It is not sent yet");
+    assert!(desk.text(".timeline").contains("Retry, by cli:"), "{}", desk.text(".timeline"));
+    desk.press("Cancel…");
+    desk.press("Cancel the notification");
+    desk.says("1 delivery is cancelled.");
+    desk.says("It was cancelled before it was sent.");
+    assert_eq!(desk.count("main form button"), 0, "nothing can be done with what is cancelled");
+    open(desk, "Invoice 2");
+    desk.press("Discard…");
+    desk.press("Discard 1 delivery");
+    desk.says("A person discarded it");
+    // What was sent can be marked, and sent again as a copy that names the person.
+    open(desk, "Booking 1 confirmed");
+    desk.press("Mark as delivered…");
+    desk.press("Mark as delivered");
+    desk.says("It arrived over email.");
+    desk.press("Send again…");
+    desk.says("although it was sent before");
+    desk.press("Send again");
+    desk.says("1 delivery is sent again.");
+    desk.app.pass();
+    desk.browser.reload();
+    desk.says("Copy of");
+    desk.says("asked by cli:");
+    assert_eq!(desk.text(".message h3"), "Booking 1 confirmed");
+}
+
+#[test]
+fn b7_one_notification_is_understood_and_acted_on() {
+    act_on_one(&Desk::new(Kind::Sqlite));
+}
+
+#[test]
+fn b7_one_notification_is_understood_and_acted_on_without_script() {
+    let desk = Desk::new(Kind::Postgres);
+    desk.browser.disable_scripts();
+    act_on_one(&desk);
+}
+
+#[test]
+fn d8_the_mail_is_shown_as_sent_and_can_do_nothing() {
+    let desk = Desk::new(Kind::Sqlite);
+    desk.app.create_capture("default", "catcher", "bad");
+    let html = "<html><body><h1 style=\"color: rgb(1, 2, 3)\">Hello {{ guest }}</h1><script>document.title = 'hurt'</script>\
+        <img src=\"http://127.0.0.1:1/x.png\"><form action=\"/sign-out\" method=\"post\"><button>Go</button></form></body></html>";
+    let template = json!({"id": "told", "event_type": "told", "channel": "email", "subject": "See you, {{ guest }}", "text": "Hello {{ guest }}", "html": html});
+    let _ = desk.app.ops().post("/v1/templates?tenant=default", &template).expect(201);
+    let guest = "Asha <b>&\"'";
+    let note = json!({"event_type": "told", "recipients": [{"email": "ada@example.com"}], "payload": {"guest": guest, "big": 7}});
+    let id = desk.app.enqueue(&desk.app.ops(), &note);
+    desk.app.pass();
+    // A later version of the template changes nothing of what was sent.
+    let change = json!({"subject": "Another text"}).to_string();
+    let _ = desk.app.ops().send("PATCH", "/v1/templates/told?tenant=default", Some(change.as_bytes())).expect(200);
+    desk.open(&format!("/notifications/{id}"));
+    assert_eq!(desk.text("h1 > span"), format!("See you, {guest}"));
+    assert_eq!(desk.text(".message h3"), format!("See you, {guest}"));
+    assert_eq!(desk.browser.run("return document.querySelector('iframe').getAttribute('sandbox')"), "");
+    assert_eq!(desk.texts(".lines .end"), json!(["told v1"]));
+    desk.picture("mail");
+    let (reader, _) = session(&desk.app, "default", "read");
+    let mail = reader.get(&format!("/notifications/{id}/1/mail")).expect(200);
+    let policy = mail.header("content-security-policy").unwrap();
+    assert!(policy.starts_with("sandbox; default-src 'none';") && policy.contains("form-action 'none'"), "{policy}");
+    assert!(mail.text().contains("Hello Asha &lt;b&gt;"), "{}", mail.text());
+    // Opened outside of the frame, the mail still runs and loads nothing.
+    desk.open(&format!("/notifications/{id}/1/mail"));
+    assert_eq!(desk.browser.run("return [document.title, getComputedStyle(document.querySelector('h1')).color, document.images[0].naturalWidth]"), json!(["", "rgb(1, 2, 3)", 0]));
+    for missing in [
+        "/notifications/x",
+        "/notifications/00000000-0000-7000-8000-000000000000",
+        &format!("/notifications/{id}/9/mail"),
+    ] {
+        assert_eq!(reader.get(missing).status, 404, "{missing}");
+    }
+}
+
+#[test]
+fn hostile_text_is_text_on_the_page() {
+    let desk = Desk::with(Kind::Sqlite, &[], 390);
+    desk.app.create_capture("default", "catcher", "bad");
+    let note = json!({
+        "event_type": "bad", "entity": HOSTILE, "title": HOSTILE, "body": HOSTILE, "payload": {"text": HOSTILE}, "correlation_id": "<b>trace</b>",
+        "source": {"site": HOSTILE, "script": HOSTILE, "rule": HOSTILE}, "recipients": [{"phone": "+919876543210"}], "channels": ["sms"],
+    });
+    let id = desk.app.enqueue(&desk.app.ops(), &note);
+    desk.app.pass();
+    desk.open(&format!("/notifications/{id}"));
+    let shown = HOSTILE.replace('\u{202e}', "\u{fffd}");
+    for selector in ["h1 > span", ".message h3", ".message .text", ".facts a"] {
+        let text = desk.browser.run(&format!("return document.querySelector('{selector}').textContent"));
+        assert_eq!(text, json!(shown), "{selector}");
+    }
+    desk.says("segment");
+    desk.is_unhurt();
+    // The links to related deliveries carry the text safely.
+    desk.click(".facts a");
+    desk.until("location.pathname === '/notifications'");
+    assert_eq!(desk.count(".rows tbody tr"), 1);
+    desk.is_unhurt();
+}

@@ -1,0 +1,174 @@
+//! The list of deliveries (E12): filters, pages, and acts on what is ticked or matches.
+
+use serde_json::json;
+
+use super::desk::{Desk, HOSTILE, session};
+use crate::api::on_both;
+use crate::installation::Kind;
+
+/// What the rows are about, sorted: notifications of the same millisecond have no order.
+fn rows(desk: &Desk) -> Vec<String> {
+    let mut rows: Vec<String> = serde_json::from_value(desk.texts(".rows .what a")).unwrap();
+    rows.sort();
+    rows
+}
+
+/// The whole way of a person: filter, retry one, discard many, retry by filter.
+fn e12_filter_retry_and_discard(desk: &Desk) {
+    desk.plant();
+    desk.open("/notifications");
+    assert_eq!(rows(desk), ["Booking 1 confirmed", "Booking 2 confirmed", "Invoice 1", "Invoice 2"]);
+    assert_eq!(desk.texts("tr:has(input) .state"), json!(["Parked", "Parked"]));
+    assert_eq!(desk.count(".rows input[type=checkbox]"), 2, "only what is parked can be ticked");
+    desk.picture("list");
+    // By words and a qualifier, by the state, and all filters in the address.
+    desk.fill("#q", "invoice entity:2");
+    desk.press("Search");
+    desk.until("location.search === '?title=invoice&entity=2'");
+    assert_eq!(rows(desk), ["Invoice 2"]);
+    desk.click(".chips a");
+    desk.until("location.search === '?title=invoice'");
+    assert_eq!(rows(desk), ["Invoice 1", "Invoice 2"]);
+    desk.open("/notifications");
+    desk.press("Filters");
+    desk.fill("#f-event_type", "good");
+    desk.fill("#f-since", "1h");
+    desk.press("Apply filters");
+    desk.until("location.search.includes('event_type=good&since=1h')");
+    assert_eq!(rows(desk), ["Booking 1 confirmed", "Booking 2 confirmed"]);
+    // Retry the ticked one: it asks first, then says what it did.
+    desk.open("/notifications?state=parked");
+    desk.click("input[aria-label='Choose Invoice 1']");
+    desk.press("Retry ticked…");
+    desk.says("Retry 1 delivery?");
+    assert_eq!(rows(desk), ["Invoice 1"]);
+    desk.picture("confirm");
+    desk.press("Retry 1 delivery");
+    desk.says("1 delivery is pending again.");
+    assert_eq!(rows(desk), ["Invoice 2"]);
+    desk.app.pass();
+    // Everything that matches, as a job.
+    desk.open_until("/notifications?state=parked", "Retry all 2 that match…");
+    desk.press("Retry all 2 that match…");
+    desk.says("Retry 2 deliveries?");
+    desk.says("500 a second");
+    desk.press("Back");
+    desk.until("location.search === '?state=parked'");
+    desk.click(".rows tr:nth-child(1) input");
+    desk.click(".rows tr:nth-child(2) input");
+    desk.press("Discard ticked…");
+    desk.press("Discard 2 deliveries");
+    desk.says("2 deliveries are discarded.");
+    desk.says("Nothing matches");
+    desk.is_unhurt();
+}
+
+on_both! {
+    fn e12_a_person_filters_retries_and_discards(kind) {
+        e12_filter_retry_and_discard(&Desk::new(kind));
+    }
+}
+
+#[test]
+fn e12_a_person_filters_retries_and_discards_without_script() {
+    let desk = Desk::new(Kind::Sqlite);
+    desk.browser.disable_scripts();
+    e12_filter_retry_and_discard(&desk);
+}
+
+#[test]
+fn e12_pages_lead_to_older_deliveries_and_back() {
+    let desk = Desk::new(Kind::Sqlite);
+    desk.app.create_capture("default", "catcher", "bad");
+    let notes: Vec<_> = (0..120)
+        .map(|n| json!({"event_type": "good", "title": format!("Number {n}"), "recipients": [{"email": "ada@example.com"}], "channels": ["email"]}))
+        .collect();
+    let _ = desk.app.ops().post("/v1/notifications/batch", &json!({"notifications": notes})).expect(200);
+    desk.open("/notifications?title=number");
+    let (first, mut seen) = (desk.texts(".rows .what a"), rows(&desk));
+    assert_eq!((desk.count(".rows tbody tr"), desk.texts(".pager a")), (50, json!(["Older"])));
+    desk.press("Older");
+    seen.extend(rows(&desk));
+    desk.press("Older");
+    assert_eq!((desk.count(".rows tbody tr"), desk.texts(".pager a")), (20, json!(["Newer"])));
+    seen.extend(rows(&desk));
+    seen.sort();
+    seen.dedup();
+    assert_eq!(seen.len(), 120, "each is on one page");
+    desk.press("Newer");
+    desk.press("Newer");
+    assert_eq!((desk.texts(".rows .what a"), desk.path().as_str()), (first, "/notifications?title=number"));
+}
+
+#[test]
+fn b7_what_may_have_arrived_is_left_out_unless_it_is_ticked() {
+    let desk = Desk::new(Kind::Sqlite);
+    let draft = json!({"name": "catcher", "driver": "capture", "channel": "*", "guarantee": "at_most_once", "settings": {"fail_on": "unclear=bad"}});
+    let _ = desk.app.ops().post("/v1/providers?tenant=default", &draft).expect(201);
+    let id = desk.enqueue("bad", "Invoice 1");
+    desk.app.pass();
+    let retry = || {
+        desk.open("/notifications?state=parked");
+        desk.says("it may have arrived");
+        desk.click(".rows input");
+        desk.press("Retry ticked…");
+        desk.says("A person may get the message twice.");
+    };
+    retry();
+    desk.press("Retry 1 delivery");
+    desk.says("0 deliveries are pending again. 1 other delivery may have arrived");
+    assert_eq!(desk.app.status(&id)["state"], "parked");
+    retry();
+    desk.click("#unclear");
+    desk.press("Retry 1 delivery");
+    desk.says("1 delivery is pending again.");
+    assert_eq!(desk.app.status(&id)["state"], "pending");
+}
+
+#[test]
+fn e12_the_filter_is_exported_with_masked_addresses_and_no_formula() {
+    let desk = Desk::new(Kind::Sqlite);
+    desk.plant();
+    let note = json!({"event_type": "bad", "title": "=cmd|x", "entity": "+1", "recipients": [{"email": "ada@example.com"}], "channels": ["email"]});
+    desk.app.enqueue(&desk.app.ops(), &note);
+    desk.app.pass();
+    desk.open("/notifications?state=parked&event_type=bad");
+    let links = desk.browser.run("return [...document.querySelectorAll('.exports a')].map((link) => link.href)");
+    let links: Vec<String> = serde_json::from_value(links).unwrap();
+    let path = |link: &str| link.split_once(&desk.app.address().to_string()).unwrap().1.to_owned();
+    let (reader, _) = session(&desk.app, "default", "read");
+    let csv = reader.get(&path(&links[0])).expect(200);
+    assert_eq!(csv.header("content-disposition"), Some("attachment; filename=\"deliveries.csv\""));
+    let (csv, jsonl) = (csv.text(), reader.get(&path(&links[1])).expect(200).text());
+    assert_eq!((csv.lines().count(), jsonl.lines().count()), (4, 3), "{csv}");
+    assert!(
+        csv.contains(",'=cmd|x,'+1,") && !csv.contains("ada@example.com") && !jsonl.contains("ada@example.com"),
+        "{csv}{jsonl}"
+    );
+    let refused = reader.get("/notifications/export?format=xml").expect(422).text();
+    assert!(refused.contains("allowed are csv and jsonl"), "{refused}");
+}
+
+#[test]
+fn hostile_text_is_text_in_the_list() {
+    let desk = Desk::with(Kind::Sqlite, &[], 390);
+    desk.app.create_capture("default", "catcher", "bad");
+    let note = json!({
+        "event_type": "bad", "entity": HOSTILE, "title": HOSTILE, "body": HOSTILE, "payload": {"text": HOSTILE}, "source": {"site": HOSTILE},
+        "recipients": [{"user": "<b>user</b>"}], "channels": ["in_app"],
+    });
+    desk.app.enqueue(&desk.app.ops(), &note);
+    desk.app.pass();
+    desk.open("/notifications");
+    let shown = HOSTILE.replace('\u{202e}', "\u{fffd}");
+    assert_eq!(desk.browser.run("return document.querySelector('.what a').textContent"), json!(shown));
+    desk.is_unhurt();
+    let search: String = form_urlencoded::byte_serialize(HOSTILE.as_bytes()).collect();
+    for query in
+        [format!("entity={search}"), format!("title={search}"), format!("q={search}"), format!("provider={search}")]
+    {
+        desk.open(&format!("/notifications?{query}"));
+        desk.says("Postcommit");
+        desk.is_unhurt();
+    }
+}

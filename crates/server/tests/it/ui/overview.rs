@@ -1,0 +1,61 @@
+//! The overview: numbers, lanes, and what needs a person.
+
+use serde_json::{Value, json};
+
+use super::desk::{Desk, HOSTILE};
+use crate::installation::Kind;
+
+#[test]
+fn e10_the_overview_shows_numbers_lanes_and_what_needs_a_person() {
+    let desk = Desk::new(Kind::Sqlite);
+    desk.open("/");
+    assert_eq!(desk.text("h1"), "Overview");
+    assert_eq!(desk.count("#h-attention"), 0, "nothing needs attention");
+    desk.plant();
+    desk.open_until("/", "2 captured");
+    let tiles: Vec<String> = serde_json::from_value(desk.texts(".tiles b")).unwrap();
+    assert_eq!(tiles, ["0", "50.00 %", "0", "0", "2", "0"]);
+    assert_eq!(desk.texts(".tiles .alarm b"), json!(["2"]));
+    assert!(desk.text(".lanes").contains("catcher"), "{}", desk.text(".lanes"));
+    // A bar is a link to what it counts, and the table has the same numbers.
+    assert_eq!(desk.count(".plot a"), 1);
+    desk.press("Show as table");
+    desk.until("document.querySelector('.as-table tbody').checkVisibility()");
+    assert_eq!(
+        desk.browser.run("return [...document.querySelectorAll('.as-table tbody td.num')].map((e) => e.textContent)"),
+        json!(["0", "2", "2"])
+    );
+    desk.picture("overview");
+    // A paused lane with hostile words as its reason, and deliveries that wait for it.
+    let reason: String = HOSTILE.chars().take(200).collect();
+    let _ = desk.app.ops().post("/v1/providers/catcher/pause?tenant=default", &json!({"reason": reason})).expect(200);
+    desk.enqueue("good", "Booking 3 confirmed");
+    desk.app.pass();
+    desk.open_until("/?range=1h", "Lane paused");
+    let says = desk.browser.run("return document.querySelector('.says').textContent");
+    assert!(says.as_str().unwrap().contains("<script>window.hurt = 1</script>"), "{says}");
+    desk.is_unhurt();
+    desk.press("See deliveries");
+    desk.until("location.search.includes('provider=catcher')");
+    desk.says("Booking 3 confirmed");
+    desk.open("/?range=9y");
+    desk.says("allowed are 1h, 24h and 48h");
+}
+
+#[test]
+fn every_page_fits_a_phone_and_loads_nothing_from_outside() {
+    for width in [1280, 390] {
+        let desk = Desk::with(Kind::Sqlite, &[("UI_ENVIRONMENT", "staging")], width);
+        desk.plant();
+        let id = desk.enqueue("good", &format!("Booking {} {}", "9".repeat(60), "long ".repeat(30)));
+        for path in ["/", "/notifications", &format!("/notifications/{id}"), "/parked", "/jobs", "/?range=1h"] {
+            desk.open(path);
+            desk.is_unhurt();
+            let loaded =
+                desk.browser.run("return performance.getEntriesByType('resource').map((e) => new URL(e.name).host)");
+            let own = Value::String(desk.app.address().to_string());
+            assert!(loaded.as_array().unwrap().iter().all(|host| *host == own), "{loaded}");
+            desk.picture(&format!("{}-{width}", path.replace(['/', '?', '='], "_")));
+        }
+    }
+}
