@@ -108,7 +108,10 @@ pub type Secrets = BTreeMap<String, Secret>;
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     /// The key is not 32 bytes in base64.
-    #[error("secrets.key: must be 32 random bytes in base64, e.g. from `openssl rand -base64 32`")]
+    #[error(
+        "secrets.key: must be 32 random bytes in base64, e.g. from `openssl rand -base64 32`; during `secrets rotate` \
+         two different ones, with a blank between them"
+    )]
     BadKey,
     /// The key file cannot be read or created.
     #[error("secrets.key_file: {0}")]
@@ -180,6 +183,50 @@ impl KeySource {
     }
 }
 
+impl KeySource {
+    /// Writes the keys of a keyring to the file, in place of what it held. The file keeps its owner and is never seen
+    /// half written.
+    /// # Errors
+    /// If the key does not come from a file, or the file cannot be replaced.
+    pub fn replace(&self, ring: &Keyring) -> Result<(), SecretError> {
+        let Self::File(path) = self else {
+            return Err(SecretError::File("the key does not come from a file".into()));
+        };
+        // The file behind a link is replaced, not the link.
+        let path = path.canonicalize().map_err(|e| file_error(path, &e))?;
+        replace_file(&path, ring).map_err(|e| file_error(&path, &e))
+    }
+}
+
+fn replace_file(path: &Path, ring: &Keyring) -> std::io::Result<()> {
+    let text: Vec<&str> = [Some(&ring.key), ring.other.as_ref()]
+        .into_iter()
+        .flatten()
+        // The keys are revealed here because this file is where they are kept.
+        .map(|key| key.text.reveal())
+        .collect();
+    let beside = path.with_extension("new");
+    // A command that was ended half-way may have left it.
+    if let Err(e) = std::fs::remove_file(&beside)
+        && e.kind() != std::io::ErrorKind::NotFound
+    {
+        return Err(e);
+    }
+    write_new(&beside, &format!("{}\n", text.join("\n")))?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let kept = path.metadata()?;
+        std::fs::set_permissions(&beside, kept.permissions())?;
+        std::os::unix::fs::chown(&beside, Some(kept.uid()), Some(kept.gid()))?;
+    }
+    std::fs::rename(&beside, path)?;
+    match path.parent() {
+        Some(folder) => std::fs::File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
 fn file_error(path: &Path, error: &std::io::Error) -> SecretError {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     SecretError::File(format!("{}: {error}", absolute.display()))
@@ -190,30 +237,81 @@ fn file_error(path: &Path, error: &std::io::Error) -> SecretError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fingerprint(pub Vec<u8>);
 
-/// Encrypts and decrypts secrets with one key.
+/// Encrypts secrets with its first key, and decrypts them with each of its keys. It has a second key only while the key
+/// of an installation is replaced.
 #[derive(Clone)]
 pub struct Keyring {
+    key: Key,
+    other: Option<Key>,
+}
+
+#[derive(Clone)]
+struct Key {
     cipher: ChaCha20Poly1305,
     fingerprint: Fingerprint,
+    /// The key in base64, to be written to its file again.
+    text: Secret,
+}
+
+impl Key {
+    fn from_base64(text: &str) -> Result<Self, SecretError> {
+        let bytes: [u8; 32] = STANDARD.decode(text).ok().and_then(|b| b.try_into().ok()).ok_or(SecretError::BadKey)?;
+        let mut mac = Hmac::<Sha256>::new_from_slice(&bytes).map_err(|_| SecretError::BadKey)?;
+        mac.update(FINGERPRINTED);
+        let fingerprint = Fingerprint(mac.finalize().into_bytes()[..FINGERPRINT_BYTES].to_vec());
+        Ok(Self { cipher: ChaCha20Poly1305::new(&bytes.into()), fingerprint, text: Secret::new(text) })
+    }
+
+    fn open(&self, nonce: [u8; NONCE_BYTES], sealed: Payload<'_, '_>) -> Option<Secrets> {
+        let text = self.cipher.decrypt(&Nonce::from(nonce), sealed).ok()?;
+        let plain: BTreeMap<String, String> = serde_json::from_slice(&text).ok()?;
+        Some(plain.into_iter().map(|(name, text)| (name, Secret(text))).collect())
+    }
 }
 
 impl Keyring {
-    /// Creates a keyring from the key in base64.
+    /// Creates a keyring from one key in base64, or from two with white space or a comma between them.
     /// # Errors
-    /// [`SecretError::BadKey`] if the text is not a key.
-    pub fn from_base64(key: &str) -> Result<Self, SecretError> {
-        let bytes: [u8; 32] =
-            STANDARD.decode(key.trim()).ok().and_then(|b| b.try_into().ok()).ok_or(SecretError::BadKey)?;
-        let mut mac = Hmac::<Sha256>::new_from_slice(&bytes).map_err(|_| SecretError::BadKey)?;
-        mac.update(FINGERPRINTED);
-        let fingerprint = mac.finalize().into_bytes()[..FINGERPRINT_BYTES].to_vec();
-        Ok(Self { cipher: ChaCha20Poly1305::new(&bytes.into()), fingerprint: Fingerprint(fingerprint) })
+    /// [`SecretError::BadKey`] if the text is anything else, or if both keys are the same.
+    pub fn from_base64(text: &str) -> Result<Self, SecretError> {
+        let mut keys = text.split(|c: char| c.is_whitespace() || c == ',').filter(|part| !part.is_empty());
+        let key = Key::from_base64(keys.next().ok_or(SecretError::BadKey)?)?;
+        let other = keys.next().map(Key::from_base64).transpose()?;
+        let is_same = other.as_ref().is_some_and(|other| other.fingerprint == key.fingerprint);
+        if is_same || keys.next().is_some() { Err(SecretError::BadKey) } else { Ok(Self { key, other }) }
     }
 
-    /// The fingerprint of this keyring's key.
+    /// The fingerprint of the key that encrypts.
     #[must_use]
     pub fn fingerprint(&self) -> &Fingerprint {
-        &self.fingerprint
+        &self.key.fingerprint
+    }
+
+    /// The keyring that encrypts with the other key. `None` if there is no other key.
+    #[must_use]
+    pub fn turned(&self) -> Option<Self> {
+        let other = self.other.clone()?;
+        Some(Self { key: other, other: Some(self.key.clone()) })
+    }
+
+    /// The keyring that encrypts with the key of this fingerprint, if it has that key. Otherwise it is unchanged.
+    #[must_use]
+    pub fn led_by(self, fingerprint: Option<&Fingerprint>) -> Self {
+        let is_wanted = |ring: &Self| Some(ring.fingerprint()) == fingerprint;
+        self.turned().filter(is_wanted).unwrap_or(self)
+    }
+
+    /// The keyring without its second key.
+    #[must_use]
+    pub fn alone(&self) -> Self {
+        Self { key: self.key.clone(), other: None }
+    }
+
+    /// The keyring with a new random second key.
+    #[must_use]
+    pub fn with_new(&self) -> Self {
+        let other = Key::from_base64(&STANDARD.encode(random::<32>())).ok();
+        Self { key: self.key.clone(), other }
     }
 
     /// Encrypts the secrets of one provider of one tenant. They cannot be decrypted for any other provider.
@@ -224,7 +322,7 @@ impl Keyring {
         let text = serde_json::to_vec(&plain).unwrap_or_default();
         let nonce = random::<NONCE_BYTES>();
         let aad = bound_to(tenant, provider);
-        let sealed = self.cipher.encrypt(&Nonce::from(nonce), Payload { msg: &text, aad: aad.as_bytes() });
+        let sealed = self.key.cipher.encrypt(&Nonce::from(nonce), Payload { msg: &text, aad: aad.as_bytes() });
         // Encryption fails only for more than 256 GB.
         [nonce.to_vec(), sealed.unwrap_or_default()].concat()
     }
@@ -233,15 +331,11 @@ impl Keyring {
     /// # Errors
     /// [`SecretError::WrongKey`] if the key, the tenant or the provider is another one.
     pub fn open(&self, sealed: &[u8], tenant: i32, provider: &str) -> Result<Secrets, SecretError> {
-        let (nonce, sealed) = sealed.split_at_checked(NONCE_BYTES).ok_or(SecretError::WrongKey)?;
+        let (nonce, msg) = sealed.split_at_checked(NONCE_BYTES).ok_or(SecretError::WrongKey)?;
         let nonce: [u8; NONCE_BYTES] = nonce.try_into().map_err(|_| SecretError::WrongKey)?;
         let aad = bound_to(tenant, provider);
-        let text = self
-            .cipher
-            .decrypt(&Nonce::from(nonce), Payload { msg: sealed, aad: aad.as_bytes() })
-            .map_err(|_| SecretError::WrongKey)?;
-        let plain: BTreeMap<String, String> = serde_json::from_slice(&text).map_err(|_| SecretError::WrongKey)?;
-        Ok(plain.into_iter().map(|(name, text)| (name, Secret(text))).collect())
+        let open = |key: &Key| key.open(nonce, Payload { msg, aad: aad.as_bytes() });
+        open(&self.key).or_else(|| self.other.as_ref().and_then(open)).ok_or(SecretError::WrongKey)
     }
 }
 
@@ -290,6 +384,53 @@ mod tests {
         assert!(ring.open(&sealed, 1, "other").is_err());
         assert!(keyring().open(&sealed, 1, "hooks").is_err());
         assert!(ring.open(b"short", 1, "hooks").is_err());
+    }
+
+    #[test]
+    fn a_keyring_opens_with_both_keys_and_seals_with_the_first() {
+        let old = keyring();
+        let both = old.with_new();
+        let new = both.turned().unwrap();
+        let (sealed_before, sealed_after) = (old.seal(&sample(), 1, "hooks"), new.seal(&sample(), 1, "hooks"));
+        for ring in [&both, &new] {
+            assert_eq!(ring.open(&sealed_before, 1, "hooks").unwrap(), sample());
+            assert_eq!(ring.open(&sealed_after, 1, "hooks").unwrap(), sample());
+        }
+        assert_eq!(both.fingerprint(), old.fingerprint());
+        assert!(old.open(&sealed_after, 1, "hooks").is_err() && new.alone().open(&sealed_before, 1, "hooks").is_err());
+        assert_eq!(both.clone().led_by(Some(new.fingerprint())).fingerprint(), new.fingerprint());
+        assert_eq!(both.clone().led_by(Some(keyring().fingerprint())).fingerprint(), old.fingerprint());
+        assert_eq!(both.led_by(None).fingerprint(), old.fingerprint());
+        assert!(old.turned().is_none());
+    }
+
+    #[test]
+    fn one_key_or_two_different_ones_are_a_keyring() {
+        let [a, b, c] = [(); 3].map(|()| STANDARD.encode(random::<32>()));
+        for text in [a.clone(), format!(" {a}\n"), format!("{a} {b}"), format!("{a}\r\n{b}\n"), format!("{a},{b}")] {
+            assert!(Keyring::from_base64(&text).is_ok());
+        }
+        for text in [String::new(), "short".into(), format!("{a} {a}"), format!("{a} {b} {c}"), format!("{a} short")] {
+            assert!(Keyring::from_base64(&text).is_err());
+        }
+    }
+
+    #[test]
+    fn the_key_file_is_replaced_with_its_permissions_and_behind_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("secret.key"), folder.path().join("link.key"));
+        let old = KeySource::File(file.clone()).or_new().unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        std::fs::write(file.with_extension("new"), "left by a command that was killed").unwrap();
+        let source = KeySource::File(link.clone());
+        source.replace(&old.with_new()).unwrap();
+        assert!(link.symlink_metadata().unwrap().is_symlink());
+        assert_eq!(source.existing().unwrap().fingerprint(), old.fingerprint());
+        let new = source.existing().unwrap().turned().unwrap();
+        source.replace(&new.alone()).unwrap();
+        assert!(source.existing().unwrap().turned().is_none());
+        let mode = std::os::unix::fs::PermissionsExt::mode(&file.metadata().unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o600);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use uuid::Uuid;
 use crate::db::{DbError, Row, Statement, Value};
 use crate::store::duties::{EARLIER_PASS, PASS, PRESENT, WORKER};
 use crate::store::numbers::kpis::before;
+use crate::store::providers::turn;
 use crate::store::{AuditEntry, Store};
 
 /// How long the undecryptable secrets that passes reported are taken into account. Cron usually starts a pass every
@@ -19,6 +20,8 @@ const PASS_COUNTS: Duration = Duration::from_secs(600);
 /// The encrypted secrets of a provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sealed {
+    /// The id of the provider.
+    pub id: i32,
     /// The tenant of the provider.
     pub tenant: i32,
     /// The name of the provider.
@@ -209,12 +212,45 @@ impl Store {
 
     /// Returns the encrypted secrets of the newest providers, at most `limit`.
     pub async fn sealed(&self, limit: i64) -> Result<Vec<Sealed>, DbError> {
-        let sql = "SELECT tenant, name, secrets FROM postcommit.provider WHERE secrets IS NOT NULL
-            ORDER BY id DESC LIMIT $1";
-        let rows = self.db.query(sql, vec![limit.into()]).await?;
-        let sealed = |row: &Row| Some((row.get(0).ok()?, row.get(1).ok()?, row.get(2).unwrap_or_default()));
-        let sealed = rows.iter().filter_map(sealed);
-        Ok(sealed.map(|(tenant, provider, secrets)| Sealed { tenant, provider, secrets }).collect())
+        self.sealed_before(i32::MAX, limit).await
+    }
+
+    /// Returns the encrypted secrets of the newest providers with a smaller id, at most `limit`. Needs a store of all
+    /// tenants, because all tenants share one key.
+    pub async fn sealed_before(&self, id: i32, limit: i64) -> Result<Vec<Sealed>, DbError> {
+        let sql = "SELECT id, tenant, name, secrets FROM postcommit.provider WHERE secrets IS NOT NULL AND id < $1
+            ORDER BY id DESC LIMIT $2";
+        let rows = self.db.query(sql, vec![id.into(), limit.into()]).await?;
+        let sealed = |row: &Row| {
+            let (id, tenant, provider) = (row.get(0).ok()?, row.get(1).ok()?, row.get(2).ok()?);
+            Some(Sealed { id, tenant, provider, secrets: row.get(3).unwrap_or_default() })
+        };
+        Ok(rows.iter().filter_map(sealed).collect())
+    }
+
+    /// Makes `to` the key that encrypts secrets from now on. Returns false without a change if the installation's key
+    /// is no longer `from`.
+    pub async fn change_secret_key(&self, from: &Fingerprint, to: &Fingerprint) -> Result<bool, DbError> {
+        let lock = "SELECT pg_advisory_xact_lock(hashtext('postcommit.secret_key'), 0)";
+        let mut statements: Vec<Statement> =
+            (self.db.kind() == "postgres").then(|| (lock.to_owned(), vec![])).into_iter().collect();
+        let deciding = statements.len();
+        let sql = "INSERT INTO postcommit.secret_key AS known (fingerprint, noted_at, one) VALUES ($1, {now}, $2)
+            ON CONFLICT (one) DO UPDATE SET fingerprint = excluded.fingerprint, noted_at = excluded.noted_at
+            WHERE known.fingerprint = $3";
+        statements.push((sql.to_owned(), vec![to.0.clone().into(), true.into(), from.0.clone().into()]));
+        let tenant = self.tenant("default").await?.unwrap_or(1);
+        self.change_all(statements, deciding, AuditEntry::new(tenant, "secrets.rotate", "secrets.key")).await
+    }
+
+    /// Replaces the encrypted secrets of a provider by the same secrets, encrypted with another key. Returns false
+    /// without a change if the provider has other ones by now.
+    pub async fn reseal(&self, was: &Sealed, secrets: Vec<u8>) -> Result<bool, DbError> {
+        let sql = "UPDATE postcommit.provider SET secrets = $3, revision = revision + 1, updated_at = {now}
+            WHERE id = $1 AND secrets = $2";
+        let _turn = turn().await?;
+        let entry = AuditEntry::new(was.tenant, "provider.reseal", was.provider.as_str());
+        self.change(sql, vec![was.id.into(), was.secrets.clone().into(), secrets.into()], entry).await
     }
 }
 

@@ -1,13 +1,16 @@
 //! The key that seals providers' secrets: one for the installation, wherever a command runs.
 
 use std::sync::Barrier;
+use std::time::{Duration, SystemTime};
 
-use postcommit_testkit::Child;
-use serde_json::Value;
+use postcommit_engine::db::Db;
+use postcommit_testkit::{Child, HttpServer, RefusedWrite, Reply, Request};
+use serde_json::{Value, json};
 
 use super::quick_start::get;
 use super::{Ran, Shell};
 use crate::api::on_both;
+use crate::installation::Kind;
 
 const SECRET: &str = "secret=whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 const ANOTHER_KEY: &str = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
@@ -18,6 +21,23 @@ fn create(shell: &Shell, name: &str, more: &[&str]) -> Ran {
 
 fn key_file(shell: &Shell) -> std::path::PathBuf {
     shell.path().join("postcommit-data/secret.key")
+}
+
+/// Whether the webhook is signed with [`SECRET`].
+fn verified(request: &Request) -> bool {
+    let secret = SECRET.strip_prefix("secret=").unwrap();
+    let header = |name: &'static str| request.header(name);
+    postcommit::webhook::verify(secret, header, &request.body, SystemTime::now()).is_ok()
+}
+
+/// Runs a statement in the shell's database.
+fn execute(shell: &Shell, sql: &str) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let db =
+            Db::open(&shell.elsewhere().setting("POSTCOMMIT_DATABASE_URL"), Duration::from_secs(10)).await.unwrap();
+        db.execute_one(sql, vec![]).await.unwrap();
+    });
 }
 
 /// What doctor reports about the provider `hooks`.
@@ -168,5 +188,87 @@ on_both! {
         assert!(!lane().contains("closed"), "{}", lane());
         server.term();
         server.wait();
+    }
+
+    fn a_new_key_takes_over_while_the_server_goes_on(kind) {
+        let receiver = HttpServer::start(|_| Reply::ok());
+        let shell = Shell::ready_on(kind).with("POSTCOMMIT_SERVER_LISTEN", "127.0.0.1:0").with("POSTCOMMIT_EGRESS_ALLOW", "127.0.0.1");
+        let lonely = shell.run(&["secrets", "rotate"]).ends(3).stderr;
+        assert!(lonely.contains("no provider has secrets yet"), "{lonely}");
+        create(&shell, "hooks", &["--secret", SECRET]).ends(0);
+        create(&shell, "more", &["--is-default", "false"]).ends(0);
+        let server = Child::spawn(shell.command(&["serve"]));
+        server.wait_for_line("is ready");
+        let send = || {
+            let to = format!("webhook:{}", receiver.url("/"));
+            shell.enqueue("booking.confirmed", &["--title", "Booked", "--to", &to]);
+        };
+        send();
+        crate::installation::wait_until("the first webhook has arrived", || receiver.requests().len() == 1);
+        let old = std::fs::read_to_string(key_file(&shell)).unwrap();
+        let told = shell.run(&["secrets", "rotate"]).ends(0).stdout;
+        assert!(told.starts_with("the secrets of 2 providers were encrypted with the new key\n"), "{told}");
+        let new = std::fs::read_to_string(key_file(&shell)).unwrap();
+        assert!(new.lines().count() == 1 && new.trim() != old.trim());
+        send();
+        crate::installation::wait_until("the second webhook has arrived", || receiver.requests().len() == 2);
+        assert!(receiver.requests().iter().all(verified), "both are signed with the same secret");
+        let status = shell.run(&["secrets", "status", "-o", "json"]).ends(0).json();
+        assert_eq!((&status["sealed"], &status["by_old_key"], &status["is_rotating"]), (&json!(2), &json!(0), &json!(false)));
+        let behind = shell.elsewhere().with("POSTCOMMIT_SECRETS_KEY", old.trim());
+        assert!(create(&behind, "third", &[]).ends(4).stderr.contains("are encrypted with another key"));
+        assert!(behind.run(&["secrets", "rotate"]).ends(4).stderr.contains("are encrypted with another key"));
+        let audit = shell.run(&["audit", "-o", "json"]).ends(0).json();
+        let count = |action: &str| audit.as_array().unwrap().iter().filter(|entry| entry["action"] == action).count();
+        assert_eq!((count("secrets.rotate"), count("provider.reseal")), (1, 2));
+        server.term();
+        server.wait();
+    }
+
+    fn a_rotation_that_was_interrupted_goes_on(kind) {
+        let shell = Shell::ready_on(kind);
+        create(&shell, "hooks", &[]).ends(0);
+        create(&shell, "more", &["--is-default", "false"]).ends(0);
+        shell.run(&["secrets", "rotate", "--prepare"]).ends(0);
+        let both = std::fs::read_to_string(key_file(&shell)).unwrap();
+        assert_eq!(both.lines().count(), 2);
+        assert!(shell.run(&["secrets", "rotate", "--prepare"]).ends(0).stdout.starts_with("there is a second key already"));
+        create(&shell, "third", &["--is-default", "false"]).ends(0);
+        let sealed_by_old = shell.elsewhere().with("POSTCOMMIT_SECRETS_KEY", both.lines().next().unwrap());
+        create(&sealed_by_old, "fourth", &["--is-default", "false"]).ends(0);
+        // The database refuses to write the secrets of one provider, after the new key has become the installation's.
+        let is_postgres = kind == Kind::Postgres;
+        let refusal = RefusedWrite::of("UPDATE", "provider").when("NEW.name = 'more'");
+        refusal.begin(is_postgres).iter().for_each(|sql| execute(&shell, sql));
+        let failed = shell.run(&["secrets", "rotate"]).ends(4).stderr;
+        assert!(failed.contains(postcommit_testkit::refused_write::REFUSED), "{failed}");
+        assert_eq!(std::fs::read_to_string(key_file(&shell)).unwrap(), both, "both keys are still there");
+        let status = shell.run(&["secrets", "status"]).ends(0).stdout;
+        assert!(status.contains("a rotation has begun; 2 providers still have the old key"), "{status}");
+        create(&shell, "fifth", &["--is-default", "false"]).ends(0);
+        execute(&shell, &refusal.end(is_postgres));
+        let told = shell.run(&["secrets", "rotate", "-o", "json"]).ends(0).json();
+        assert_eq!(told, json!({"rotated": 2, "sealed": 5, "lost": []}));
+        assert_eq!(std::fs::read_to_string(key_file(&shell)).unwrap().trim(), both.lines().nth(1).unwrap());
+        // On another machine the file still has both keys.
+        let copy = shell.elsewhere().with("POSTCOMMIT_SECRETS_KEY", both.trim());
+        assert_eq!(copy.run(&["secrets", "rotate", "-o", "json"]).ends(0).json()["rotated"], 0);
+        create(&copy, "sixth", &["--is-default", "false"]).ends(0);
+    }
+
+    fn a_key_that_is_a_setting_is_rotated_by_two_keys(kind) {
+        let old = Shell::ready_on(kind).with("POSTCOMMIT_SECRETS_KEY", ANOTHER_KEY);
+        create(&old, "hooks", &[]).ends(0);
+        let refused = old.run(&["secrets", "rotate"]).ends(4).stderr;
+        assert!(refused.contains("openssl rand -base64 32") && !refused.contains(ANOTHER_KEY), "{refused}");
+        let new = "bmV3IGtleSBvZiB0aGlydHktdHdvIGJ5dGVzISEhISE=";
+        let both = old.elsewhere().with("POSTCOMMIT_SECRETS_KEY", &format!("{ANOTHER_KEY} {new}"));
+        let told = both.run(&["secrets", "rotate"]).ends(0).stdout;
+        assert!(told.contains("now set the new key alone, everywhere, as secrets.key"), "{told}");
+        let alone = old.elsewhere().with("POSTCOMMIT_SECRETS_KEY", new);
+        assert_eq!(alone.run(&["secrets", "status", "-o", "json"]).ends(0).json()["sealed"], 1);
+        create(&alone, "more", &["--is-default", "false"]).ends(0);
+        let lost = old.run(&["secrets", "status"]).ends(1).stdout;
+        assert!(lost.contains("no key decrypts the secrets of more, hooks"), "{lost}");
     }
 }
