@@ -35,6 +35,15 @@ def one_of(noun):
     return CHOICE.choice(MADE[noun])
 
 
+# Only these can be acted on, and among all that lists show they are rare.
+POOLS = {"/v1/deliveries/{id}/mark-delivered": "sent", "/v1/tenants/{name}/resume": "suspended"}
+
+
+def pool(path, noun):
+    """Where the ids of a parameter come from."""
+    return POOLS[path] if path in POOLS and CHOICE.random() < 0.5 else noun
+
+
 def choose_tenant(values):
     """Half of the time the key's own, which need not be named."""
     if isinstance(values, dict) and "tenant" in values and CHOICE.random() < 0.9:
@@ -60,7 +69,7 @@ def before_call(context, case, kwargs):
     chained = case.meta is not None and case.meta.phase.name.name == "STATEFUL"
     for parameter, noun in nouns(case.operation.path).items():
         if noun in MADE and not chained and is_meant_well(case, Location.PATH) and CHOICE.random() < 0.8:
-            path[parameter] = one_of(noun)
+            path[parameter] = one_of(pool(case.operation.path, noun))
         # Without its key it would see nothing but 401.
         if noun == "keys" and path.get(parameter) == OWN_KEY:
             path[parameter] = one_of(noun)
@@ -68,10 +77,20 @@ def before_call(context, case, kwargs):
         choose_tenant(case.query)
     if is_meant_well(case, Location.BODY):
         fill_body(case.body)
+        good = GOOD_BODIES.get(case.operation.path)
+        if good and case.operation.method.upper() == "POST" and CHOICE.random() < 0.1:
+            case.body = good()
         if case.operation.path.endswith("/resend") and isinstance(case.body, dict) and CHOICE.random() < 0.5:
             # What the installation was filled with went over this one.
             case.body["channel"] = "email"
             case.body.pop("event_type", None)
+
+
+# Bodies that random ones hardly ever come to: a new id with a text that compiles, an address that a provider takes.
+GOOD_BODIES = {
+    "/v1/templates": lambda: {"id": f"t{CHOICE.getrandbits(32)}", "event_type": "fuzz.made", "channel": "email", "text": "Dear {{ guest }}"},
+    "/v1/providers/{name}/test": lambda: {"address": "guest@example.com"},
+}
 
 
 def remember(noun, value):

@@ -25,10 +25,11 @@ const PRIORITY_MAX = 9;
 const JSON_DEPTH = 32;
 
 /** A recipient has one of these, or `provider` and `address`. */
-export const KINDS = ["user", "list", "email", "phone", "slack", "teams", "webhook"];
+export const KINDS = ["user", "list", "email", "phone", "slack", "teams", "webhook", "push", "web_push"];
 const SHAPES =
   'a recipient is one of {"user": id}, {"list": name}, {"email": a}, {"phone": "+…"}, ' +
-  '{"slack": url}, {"teams": url}, {"webhook": url}, {"provider": name, "address": a}';
+  '{"slack": url}, {"teams": url}, {"webhook": url}, {"push": token}, {"web_push": subscription}, ' +
+  '{"provider": name, "address": a}';
 const TIME = /^(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d+))?(?:[Zz]|([+-])(\d\d):(\d\d))$/;
 /** The years 1 to 9999, in milliseconds since 1970. */
 const [EARLIEST, LATEST] = [-62_135_596_800_000, 253_402_300_799_999];
@@ -287,7 +288,24 @@ function checkAddress(field: string, kind: string, address: string): void {
     throw new Invalid(field, "is not a phone number in E.164: '+', then 7 to 15 digits, the first not 0");
   }
   if (["slack", "teams", "webhook"].includes(kind)) checkUrl(field, address, ["http", "https"]);
+  if (kind === "push" && /\s/.test(address)) throw new Invalid(field, "is not a token of a device: it holds a space");
+  if (kind === "web_push") checkSubscription(field, address);
   if (kind === "user") checkUserId(field, address);
+}
+
+function checkSubscription(field: string, address: string): void {
+  const shape = '{"endpoint":"https://…","keys":{"p256dh":"…","auth":"…"}}';
+  const refusal = new Invalid(field, `is not a subscription of a browser: write it as JSON without spaces, ${shape}`);
+  try {
+    const { endpoint, keys } = JSON.parse(address) as { endpoint: string; keys: Record<string, string> };
+    checkUrl(field, endpoint, ["http", "https"]);
+    // 65 and 16 bytes in base64.
+    const areKeys = /^[\w-]{87}=*$/.test(keys.p256dh ?? "") && /^[\w-]{22}=*$/.test(keys.auth ?? "");
+    if (areKeys && !/\s/.test(address)) return;
+  } catch {
+    throw refusal;
+  }
+  throw refusal;
 }
 
 function checkUserId(field: string, id: string): void {

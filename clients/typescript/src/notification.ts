@@ -13,6 +13,8 @@ export type Recipient =
   | { slack: string }
   | { teams: string }
   | { webhook: string }
+  | { push: string }
+  | { web_push: string }
   | { provider: string; address: string };
 
 /** Where a notification came from. */

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use postcommit_channel::clock;
 use postcommit_channel::driver::FailOn;
-use postcommit_channel::model::{Guarantee, Policy, ProviderDraft, TIMEOUT_MS};
+use postcommit_channel::model::{
+    BREAKER_COOL_DOWN_S, BREAKER_FAILURES, FAILOVER_AFTER_S, Guarantee, Policy, ProviderDraft, TIMEOUT_MS,
+};
 use postcommit_channel::secret::Secret;
 use postcommit_engine::dispatch::{Dispatcher, Stop, Tally, Tools};
 use postcommit_engine::metrics::Metrics;
@@ -170,6 +172,10 @@ pub fn capture() -> ProviderDraft {
         rate_per_s: None,
         burst: None,
         timeout_ms: TIMEOUT_MS,
+        breaker_failures: BREAKER_FAILURES,
+        breaker_cool_down_s: BREAKER_COOL_DOWN_S,
+        failover: None,
+        failover_after_s: FAILOVER_AFTER_S,
         is_default: true,
         enabled: true,
     }

@@ -129,6 +129,8 @@ fn provider(id: i32, name: &str, channel: &str) -> Provider {
         paused: None,
         suspended: false,
         held_until: None,
+        hold_reason: None,
+        trips: 0,
         revision: 1,
         is_readable: true,
     }

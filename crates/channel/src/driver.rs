@@ -1,13 +1,22 @@
 //! The drivers. A driver sends a message and reports the outcome. It knows nothing of storage, timing or retries.
 
+mod broker;
+mod callback;
 mod capture;
+mod cloudevents;
 mod host;
 pub(crate) mod http;
+mod idle;
 mod in_app;
 mod kind;
+mod mqtt;
+mod nats;
+mod rabbitmq;
 mod recipe;
 mod redact;
+mod redis_streams;
 mod smtp;
+mod web_push;
 pub(crate) mod webhook;
 
 use std::pin::Pin;
@@ -18,11 +27,12 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
+pub use callback::{Callback, CallbackAnswer, CallbackParts, CallbackRefusal, CallbackRequest, Trust};
 pub use capture::{FailOn, Mode};
 pub use host::host_of;
 pub use kind::{
-    Destination, KeyWindow, Kind, LocalSetting, NewSecret, Occasion, ReadyMade, add_recipe, destination, key_window,
-    kind, names, ready_made,
+    Destination, KeyWindow, Kind, LocalSetting, MadeSecret, NewSecret, Occasion, ReadyMade, add_recipe, destination,
+    key_window, kind, names, ready_made,
 };
 pub use recipe::{Field, FieldType, Recipe};
 pub use webhook::sign;
@@ -77,8 +87,14 @@ pub struct RawEvent<'a> {
     pub data: Option<&'a RawValue>,
     /// The id of the request or trace that caused the event.
     pub correlation_id: Option<&'a str>,
+    /// The priority, 0 to 9. 9 is the highest.
+    pub priority: i16,
     /// The time at which the event was enqueued.
     pub created_at: Timestamp,
+    /// The time after which the event is of no use.
+    pub expires_at: Timestamp,
+    /// The origin of the event, with the `traceparent` of the request that enqueued it.
+    pub source: Option<&'a Value>,
 }
 
 impl<'a> From<&'a StoredNotification> for RawEvent<'a> {
@@ -94,7 +110,10 @@ impl<'a> From<&'a StoredNotification> for RawEvent<'a> {
             payload: &note.payload,
             data: note.data.as_deref(),
             correlation_id: note.correlation_id.as_deref(),
+            priority: note.priority,
             created_at: note.created_at,
+            expires_at: note.expires_at,
+            source: note.source.as_ref(),
         }
     }
 }
@@ -118,6 +137,11 @@ pub trait Driver: Send + Sync {
     /// receiver affects the whole lane.
     fn isolates_hosts(&self) -> bool {
         false
+    }
+
+    /// The time that the provider asks for between two messages to the same recipient. The default is none.
+    fn recipient_interval(&self) -> Option<Duration> {
+        None
     }
 
     /// How long the send may wait for the receiver's last answer beyond its time limit. Meanwhile the lease of the

@@ -5,6 +5,7 @@
 //! - [`driver`]: the drivers, which send a message and report the outcome;
 //! - [`egress`]: makes every outgoing connection;
 //! - [`tls`]: the TLS configuration of every client;
+//! - `keys`: private keys that sign, and the encryption of Web Push;
 //! - [`secret`]: encrypted secrets, and tokens;
 //! - [`clock`]: the clock of this process.
 
@@ -14,6 +15,7 @@ pub mod bench_points;
 pub mod clock;
 pub mod driver;
 pub mod egress;
+mod keys;
 pub mod model;
 pub mod render;
 pub mod secret;

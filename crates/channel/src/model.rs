@@ -1,10 +1,12 @@
 //! The data types and the rules, without any I/O: stored records, outcomes of sends, and the decisions after a send.
 
 mod actor;
+mod breaker;
 mod content;
 mod delivery;
 mod error_class;
 mod expand;
+mod failover;
 mod fan_out;
 mod inbox;
 mod judge;
@@ -15,10 +17,12 @@ mod policy;
 mod provider;
 mod quiet_hours;
 mod rate;
+mod receipt;
 mod scope;
 mod user;
 
 pub use actor::Actor;
+pub use breaker::{BREAKER_COOL_DOWN_S, BREAKER_FAILURES, Health, LONGEST_COOL_DOWN, cool_down};
 pub use content::{Choice, TemplateEntry, TenantContent};
 pub use delivery::{Delivery, DeliveryId, DeliveryKey, DeliveryState, Facts, Finish, FinishedState, Reason};
 pub use error_class::ErrorClass;
@@ -26,6 +30,7 @@ pub use expand::{
     CHANNELS, Expansion, Fate, IN_APP, Routes, Target, expand, lacks_in_app, needs_in_app, reachable, recipients_of,
     route,
 };
+pub use failover::{CHAIN, FAILOVER_AFTER_S, Link, MAX_MOVES, can_follow, check_chains, may_move};
 pub use fan_out::{
     Found, Lookup, NoAddress, OwnAddress, Pin, as_retried, fan_out, fan_out_part, lacks_template, lookup, lookup_again,
     named_members, narrowed, retried, skip_seen, skip_suppressed,
@@ -43,6 +48,7 @@ pub use provider::short_name;
 pub use provider::{Guarantee, PROVIDERS, Provider, ProviderChange, ProviderDraft, TIMEOUT_MS};
 pub use quiet_hours::{QuietHours, QuietRule, QuietWindow};
 pub use rate::{Bucket, Rate};
+pub use receipt::{Happened, ReceiptEffect, Reported, Standing, receipt_effect};
 pub use scope::{Scope, Scopes};
 pub use user::{
     ADDRESS_KINDS, ANY, KnownUser, ListMember, Preference, Profile, address, channels_of_kind, comparable,

@@ -33,6 +33,9 @@ pub const POINTS: &[&str] = &[
     "settle.before",
     "settle.in_tx",
     "settle.after_commit",
+    "move.before",
+    "move.in_tx",
+    "move.after_commit",
 ];
 
 /// Returns the tenant that a query is restricted to. If `POSTCOMMIT_LEAK` names the query, it returns `None` instead.

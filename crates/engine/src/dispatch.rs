@@ -4,17 +4,20 @@
 //! - `lanes`: one queue per provider, each with its own slots; `cow_map`: the map that holds them;
 //! - `turns`: which lanes the next claim asks for, and where it searches for other lanes with due work;
 //! - `hosts`: the receivers' hosts of one lane, told apart so that a held, paused or slow host delays no other host;
+//! - `demands`: answers that concern a whole lane or host;
+//! - `breaker`: holds a lane whose service failed several times in a row, and probes it afterwards;
+//! - `failover`: the next provider takes over while one cannot send;
 //! - `local_close`: lanes and hosts whose pause or hold could not be written to the database;
+//! - `recipients`: the time between two messages to one recipient;
 //! - `permits`: the permits of rate-limited lanes, as far as this process knows them;
 //! - `batch`: a claimed batch of one lane, until its deliveries are expanded or sent;
 //! - `expander`: turns notifications into deliveries; `lookup`: reads users and lists; `content`: the index of templates;
-//! - `attempt`: the pipeline of one delivery; `templates`: compiled versions, and the threads that render;
-//! - `links`: signs the unsubscribe links of a batch;
+//! - `attempt`: the pipeline of one delivery; `links`: signs the unsubscribe links of a batch;
+//! - `templates`: compiled versions, and the threads that render;
 //! - `settler`: writes the results of all lanes in batches; sends stop when too many results wait to be written;
 //! - `parked_log`: the log line of a parked delivery;
-//! - `leases`: the leases of this process, renewed while they are in use;
+//! - `leases`: the leases of this process, renewed while they are in use; `wake_up`: wakes the loop after a commit;
 //! - `backoff`: how long the process waits after its own read or write of the database has failed;
-//! - `wake_up`: wakes the loop after a commit; a poll is the fallback;
 //! - `pass`: bounded passes, one at a time; `trial`: one test send that bypasses the queue;
 //! - `duties`: background duties; `jobs`: operators' actions on many deliveries;
 //! - `heartbeat`: shows other processes that this worker runs.
@@ -22,12 +25,15 @@
 mod attempt;
 mod backoff;
 mod batch;
+mod breaker;
 mod content;
 mod cow_map;
+mod demands;
 mod digests;
 mod drivers;
 mod duties;
 mod expander;
+mod failover;
 mod heartbeat;
 mod hosts;
 mod jobs;
@@ -40,6 +46,7 @@ mod outage;
 mod parked_log;
 mod pass;
 mod permits;
+mod recipients;
 mod render;
 mod settings;
 mod settlement;
@@ -49,7 +56,7 @@ mod trial;
 mod turns;
 mod wake_up;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -63,7 +70,7 @@ use postcommit_channel::secret::KeySource;
 use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
-pub use duties::run_once as run_duties_once;
+pub use duties::{run_once as run_duties_once, run_receipts_once};
 pub use jobs::run_once as run_job_once;
 pub use pass::PassOutcome;
 pub use settings::DispatchSettings;
@@ -73,11 +80,11 @@ pub use trial::{Trial, try_provider};
 use crate::FastMap;
 use crate::db::DbError;
 use crate::metrics::Metrics;
-use crate::store::{Claim, KpiSettings, LimitedClaim, Opener, Search, Store, Unopened, Want};
+use crate::store::{Claim, KpiSettings, Opener, Search, Store, Unopened, Want};
 use crate::trace::Tracer;
 use backoff::{Backoff, jittered};
 use batch::{DatabaseTime, Route, begin};
-use lanes::{Lanes, LookMode, Wants};
+use lanes::{Lanes, LatestTable, LookMode, Wants};
 use leases::Leases;
 use outage::OutageLog;
 use permits::Permits;
@@ -160,6 +167,8 @@ struct Crew {
     /// Backoff after a failed expansion.
     expanding: Backoff,
     templates: Templates,
+    /// The lanes as the dispatcher last read them.
+    latest: LatestTable,
     /// Notified when slots become free or rows move between lanes. Wakes the dispatcher's loop.
     stir: Arc<Notify>,
     outage: Arc<OutageLog>,
@@ -194,7 +203,8 @@ impl Dispatcher {
         let mut lanes = Lanes::new(&tools);
         lanes.refresh(&tools).await?;
         let (reading, expanding, templates) = Default::default();
-        let crew = Arc::new(Crew { tools, settler, leases, reading, expanding, templates, stir, outage });
+        let latest = lanes.latest();
+        let crew = Arc::new(Crew { tools, settler, leases, reading, expanding, templates, latest, stir, outage });
         Ok(Self {
             crew,
             worker: Uuid::new_v4(),
@@ -221,7 +231,7 @@ impl Dispatcher {
         let renewing = leases::renew_forever(self.crew.tools.clone(), self.crew.leases.clone());
         let quiet = Arc::new(AtomicBool::new(false));
         let (tools, outage) = (&self.crew.tools, &self.crew.outage);
-        tokio::spawn(duties::run_forever(tools.store.clone(), tools.kpi.clone(), quiet.clone(), outage.clone()));
+        tokio::spawn(duties::run_forever(tools.clone(), quiet.clone(), outage.clone()));
         tokio::spawn(jobs::run_forever(tools.store.clone(), quiet.clone(), outage.clone()));
         let present = tokio::spawn(heartbeat::beat(self.crew.tools.store.clone(), self.worker, stop.clone()));
         self.crew.tools.metrics.dispatchers.add(1);
@@ -291,6 +301,7 @@ impl Dispatcher {
             self.crew.tools.store.bring_forward(tenant, id).await?;
         } else {
             jobs::run_due(&self.crew.tools.store, end).await;
+            duties::run_due_receipts(&self.crew.tools).await;
         }
         // Work that becomes due during the pass, such as a retry, is left for the next pass. Otherwise a pass might
         // never end.
@@ -310,7 +321,7 @@ impl Dispatcher {
             };
             match looked {
                 Looked::Began | Looked::Searching => {}
-                Looked::Nothing if quiet => return Ok(false),
+                Looked::Nothing if quiet && (only.is_some() || self.fail_over().await? == 0) => return Ok(false),
                 // A slot becomes free within the timeout of a send. The interval is the fallback, for results that
                 // waited for the database.
                 Looked::Nothing | Looked::Full => {
@@ -406,43 +417,6 @@ impl Dispatcher {
         self.note_claim(&claim);
         beside.extend(self.lanes.note_claim(wants, search, &claim, before.elapsed()));
         self.start(claim, before, lease, HashMap::new()).await
-    }
-
-    /// Claims from rate-limited lanes. These claims are separate, so that other lanes do not pay the cost of rate
-    /// limits.
-    async fn round_of_limited(
-        &mut self,
-        limited: BTreeMap<Duration, Vec<Want>>,
-        due_before: Option<Timestamp>,
-    ) -> Result<usize, DbError> {
-        let mut begun = 0;
-        for (lease, wants) in limited {
-            let before = clock::monotonic();
-            let found = self.crew.tools.store.claim_limited(&wants, lease, due_before).await?;
-            begun += self.start_limited(&wants, found, before, lease).await?;
-        }
-        Ok(begun)
-    }
-
-    async fn start_limited(
-        &mut self,
-        wants: &[Want],
-        found: LimitedClaim,
-        claimed_at: Instant,
-        lease: Duration,
-    ) -> Result<usize, DbError> {
-        self.lanes.note_limited(wants, &found);
-        let permits = self.lanes.permits(&found);
-        self.start(found.claim, claimed_at, lease, permits).await
-    }
-
-    /// Gives back the permits of deliveries that were claimed and not sent, for example expired ones.
-    async fn give_back_unused(&mut self) {
-        for (lane, taken_at, permits) in self.lanes.take_unused() {
-            if let Err(problem) = self.crew.tools.store.give_back_permits(lane, permits, taken_at).await {
-                tracing::debug!(%problem, lane, "could not give back unused permits of a rate limit; they refill");
-            }
-        }
     }
 
     fn note_claim(&self, claim: &Claim) {
@@ -553,6 +527,9 @@ impl Dispatcher {
         self.refreshed_at = Some(now);
         if let Err(problem) = self.refresh().await {
             let what = "could not read changed providers; the dispatcher uses the ones it knows";
+            self.crew.outage.failed(&problem, what);
+        } else if let Err(problem) = self.fail_over().await {
+            let what = "could not move deliveries of closed providers to the next ones; trying again later";
             self.crew.outage.failed(&problem, what);
         }
         self.note_unopened(Opener::Worker(self.worker)).await;

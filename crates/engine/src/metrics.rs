@@ -12,9 +12,10 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use postcommit_channel::clock;
-use postcommit_channel::model::{DeliveryState, ErrorClass, FinishedState};
+use postcommit_channel::model::{DeliveryState, ErrorClass, FinishedState, Happened};
 
 use crate::FastMap;
+use crate::store::Fate;
 
 pub use instruments::{Counter, Gauge, Histogram, PrometheusText};
 pub use scrape::Scrape;
@@ -97,10 +98,16 @@ pub struct Instruments {
     pub unwritten: Gauge,
     /// Attempts with an unclear outcome that are repeated.
     pub possible_duplicates: Counter,
+    /// How often this process tripped the breaker of a provider or a host.
+    pub trips: Counter,
+    /// Deliveries that this process moved to the next provider.
+    pub failovers: Counter,
     /// How many dispatchers run in this process.
     pub dispatchers: Gauge,
     /// When a dispatcher last looked for work, in milliseconds since 1970.
     pub looked_at: Gauge,
+    /// Receipts by event and fate.
+    receipts: [[Counter; Fate::ALL.len()]; Happened::ALL.len()],
     http: Mutex<BTreeMap<RequestLabels, Counter>>,
     http_seconds: Mutex<BTreeMap<String, Histogram<14>>>,
     /// The number of open HTTP connections.
@@ -143,8 +150,11 @@ impl Metrics {
             stale_settles: Counter::default(),
             unwritten: Gauge::default(),
             possible_duplicates: Counter::default(),
+            trips: Counter::default(),
+            failovers: Counter::default(),
             dispatchers: Gauge::default(),
             looked_at: Gauge::default(),
+            receipts: Default::default(),
             http: Mutex::default(),
             http_seconds: Mutex::default(),
             connections: Gauge::default(),
@@ -182,6 +192,11 @@ impl Metrics {
     /// Records how many results one settle statement writes.
     pub fn settled(&self, results: usize) {
         self.settle_size.saw(results);
+    }
+
+    /// Counts a receipt that was applied or ignored, or that must wait for its delivery.
+    pub fn receipt(&self, happened: Happened, fate: Fate) {
+        self.receipts[happened as usize][fate as usize].add(1);
     }
 
     /// Counts an answered request. `route` must be the route's pattern and never the path, which may contain ids.
@@ -232,6 +247,18 @@ impl Metrics {
             "Attempts with an unknown outcome that are repeated with the same idempotency key.",
             self.possible_duplicates.read(),
         );
+        text.one(
+            "postcommit_breaker_trips_total",
+            "counter",
+            "How often this process tripped the breaker of a provider or a host.",
+            self.trips.read(),
+        );
+        text.one(
+            "postcommit_failovers_total",
+            "counter",
+            "Deliveries that this process moved to the next provider, because theirs could not send.",
+            self.failovers.read(),
+        );
         text.one("postcommit_dispatchers", "gauge", "Dispatchers that run in this process.", self.dispatchers.read());
         // A process without a dispatcher has no such time. A 0 from it would look like a dispatcher that never looked.
         if self.dispatchers.read() > 0 {
@@ -241,6 +268,17 @@ impl Metrics {
                 "Unix time at which a dispatcher of this process last looked for work; 0 means not yet.",
                 self.looked_at.read() as f64 / 1e3,
             );
+        }
+        text.head(
+            "postcommit_receipts_total",
+            "counter",
+            "Receipts of providers by event and fate. A receipt that waits is counted at each look for its delivery.",
+        );
+        for (happened, fates) in Happened::ALL.iter().zip(&self.receipts) {
+            for (fate, count) in Fate::ALL.iter().zip(fates).filter(|(_, count)| count.read() > 0) {
+                let labels = [("event", happened.name()), ("fate", fate.name())];
+                text.sample("postcommit_receipts_total", &labels, count.read());
+            }
         }
         self.write_http(text);
         text.one(

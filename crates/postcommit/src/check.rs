@@ -144,6 +144,31 @@ pub fn web_url(url: &str) -> Result<(), String> {
     scheme_in(url, &["http", "https"])
 }
 
+/// Checks the token of an app on a device. Tokens of push services have no spaces.
+pub fn push(token: &str) -> Result<(), String> {
+    match token.chars().any(char::is_whitespace) {
+        true => Err("is not a token of a device: it holds a space".into()),
+        false => Ok(()),
+    }
+}
+
+/// Checks the subscription of a browser. Spaces are refused, so that a subscription has one form.
+pub fn web_push(subscription: &str) -> Result<(), String> {
+    const SHAPE: &str = concat!(
+        "is not a subscription of a browser: write it as JSON without spaces, ",
+        r#"{"endpoint":"https://…","keys":{"p256dh":"…","auth":"…"}}"#
+    );
+    let is_key = |value: &Value, chars: usize| {
+        let key = value.as_str().unwrap_or_default().trim_end_matches('=');
+        key.len() == chars && key.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))
+    };
+    let json: Value = serde_json::from_str(subscription).map_err(|_| SHAPE)?;
+    let has_endpoint = json["endpoint"].as_str().is_some_and(|url| web_url(url).is_ok());
+    // 65 and 16 bytes in base64.
+    let has_keys = is_key(&json["keys"]["p256dh"], 87) && is_key(&json["keys"]["auth"], 22);
+    if has_endpoint && has_keys && !subscription.chars().any(char::is_whitespace) { Ok(()) } else { Err(SHAPE.into()) }
+}
+
 /// Checks the link of a button. `javascript:` and `data:` are never allowed.
 pub fn action_url(url: &str) -> Result<(), String> {
     bytes(url, limits::ACTION_URL_BYTES)?;
@@ -221,6 +246,28 @@ mod tests {
                 "+９１９８７６５",
             ],
         );
+    }
+
+    #[test]
+    fn subscriptions_of_browsers_are_json_in_one_form() {
+        let (p256dh, auth) = ("B".repeat(87), "a".repeat(22));
+        let whole =
+            format!(r#"{{"endpoint":"https://push.example/x","keys":{{"p256dh":"{p256dh}","auth":"{auth}"}}}}"#);
+        let more = whole.replacen('{', r#"{"expirationTime":null,"#, 1);
+        all_ok(web_push, &[&whole, &more, &whole.replace(&auth, &format!("{auth}=="))]);
+        let others = [
+            whole.replace(':', ": "),
+            whole.replace("https://", "ftp://"),
+            whole.replace("https://push.example/x", "/x"),
+            whole.replace(&p256dh, "B"),
+            whole.replace(&auth, &"+".repeat(22)),
+            whole.replace("auth", "oath"),
+            format!("[{whole}]"),
+        ];
+        all_refused(web_push, &["", "{}", "[]", "https://push.example/x"]);
+        all_refused(web_push, &others.each_ref().map(String::as_str));
+        all_ok(push, &["cXb7:APA91bE", "/topics/news"]);
+        all_refused(push, &["'a' in topics", "a\u{a0}b"]);
     }
 
     #[test]

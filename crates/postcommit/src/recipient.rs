@@ -8,7 +8,8 @@ use crate::{check, limits};
 /// A recipient: a user or list that Postcommit knows, or an address.
 ///
 /// In JSON, a recipient is one object: `{"user": id}`, `{"list": name}`, `{"email": a}`, `{"phone": "+…"}`, `{"slack":
-/// url}`, `{"teams": url}`, `{"webhook": url}` or `{"provider": name, "address": a}`.
+/// url}`, `{"teams": url}`, `{"webhook": url}`, `{"push": token}`, `{"web_push": subscription}` or `{"provider": name,
+/// "address": a}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Recipient {
@@ -27,6 +28,11 @@ pub enum Recipient {
     Teams(String),
     /// An http(s) endpoint that receives signed JSON.
     Webhook(String),
+    /// The token of an app on a device, as a push service such as FCM gave it out, or a topic of that service.
+    Push(String),
+    /// The subscription of a browser as JSON text without spaces, as `JSON.stringify` writes it:
+    /// `{"endpoint":"https://…","keys":{"p256dh":"…","auth":"…"}}`. It is a secret.
+    WebPush(String),
     /// An address that the named provider understands.
     Provider {
         /// The provider's name, as configured.
@@ -62,6 +68,16 @@ impl Recipient {
         Self::Webhook(url.into())
     }
 
+    /// The token of an app on a device.
+    pub fn push(token: impl Into<String>) -> Self {
+        Self::Push(token.into())
+    }
+
+    /// The subscription of a browser as JSON text.
+    pub fn web_push(subscription: impl Into<String>) -> Self {
+        Self::WebPush(subscription.into())
+    }
+
     /// An address of the named provider, in the provider's own format.
     pub fn at(provider: impl Into<String>, address: impl Into<String>) -> Self {
         Self::Provider { provider: provider.into(), address: address.into() }
@@ -88,6 +104,8 @@ impl Recipient {
             Self::Slack(url) => ("slack", url),
             Self::Teams(url) => ("teams", url),
             Self::Webhook(url) => ("webhook", url),
+            Self::Push(token) => ("push", token),
+            Self::WebPush(subscription) => ("web_push", subscription),
             Self::Provider { address, .. } => ("address", address),
         }
     }
@@ -99,7 +117,8 @@ impl Recipient {
     pub fn from_json(value: &Value) -> Result<Self, String> {
         const SHAPES: &str = concat!(
             r#"a recipient is one of {"user": id}, {"list": name}, {"email": a}, {"phone": "+…"}, "#,
-            r#"{"slack": url}, {"teams": url}, {"webhook": url}, {"provider": name, "address": a}"#
+            r#"{"slack": url}, {"teams": url}, {"webhook": url}, {"push": token}, {"web_push": subscription}, "#,
+            r#"{"provider": name, "address": a}"#
         );
         let map = value.as_object().ok_or(SHAPES)?;
         if let (Some(provider), Some(address), 2) = (text(map, "provider"), text(map, "address"), map.len()) {
@@ -119,6 +138,8 @@ impl Recipient {
             "slack" => Self::Slack(value),
             "teams" => Self::Teams(value),
             "webhook" => Self::Webhook(value),
+            "push" => Self::Push(value),
+            "web_push" => Self::WebPush(value),
             _ => return Err(SHAPES.into()),
         })
     }
@@ -137,6 +158,8 @@ impl Recipient {
             Self::Email(address) => check::email(address),
             Self::Phone(number) => check::phone(number),
             Self::Slack(url) | Self::Teams(url) | Self::Webhook(url) => check::web_url(url),
+            Self::Push(token) => check::push(token),
+            Self::WebPush(subscription) => check::web_push(subscription),
             Self::Provider { provider, .. } => check::short_name(provider),
             Self::User(id) => check::user_id(id),
             Self::List(_) => Ok(()),

@@ -5,6 +5,7 @@
 #![allow(unused_qualifications, reason = "utoipa's macros write qualified paths")]
 
 pub mod audit;
+pub mod callbacks;
 pub mod content;
 pub mod deliveries;
 pub mod dispatch;
@@ -67,6 +68,8 @@ fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(providers::test_provider))
         .routes(routes!(providers::pause_provider))
         .routes(routes!(providers::resume_provider))
+        .routes(routes!(callbacks::get_callback_url))
+        .routes(routes!(callbacks::take_callback, callbacks::answer_callback))
         .routes(routes!(templates::list_templates, templates::create_template))
         .routes(routes!(templates::get_template, templates::update_template, templates::delete_template))
         .routes(routes!(templates::activate_template))

@@ -20,7 +20,8 @@ use rustix::system::uname;
 
 use crate::auth::Auth;
 use crate::output::{Exit, Failure};
-use crate::settings::{InboxSettings, Settings};
+use crate::settings::{InboxSettings, Settings, UiSettings};
+use crate::tally::Tallies;
 use crate::telemetry::say;
 
 /// The state that handlers and pages share.
@@ -35,6 +36,9 @@ pub struct App {
     /// The inboxes that browsers have open in this process.
     pub inboxes: Inboxes,
     pub inbox: InboxSettings,
+    pub ui: UiSettings,
+    /// The counts that pages show.
+    pub tallies: Tallies,
     /// The URL of this server for browsers, without a slash at its end.
     pub base_url: String,
     /// A delivery that was first due longer ago than this counts as stuck.
@@ -54,6 +58,8 @@ impl App {
             passing: Arc::default(),
             inboxes: Inboxes::new(store.clone()),
             inbox: settings.inbox.clone(),
+            ui: settings.ui.clone(),
+            tallies: Tallies::default(),
             base_url: settings.api.base_url(&settings.server.url()),
             stuck_after: settings.kpi.stuck_after(),
         }

@@ -49,6 +49,8 @@ pub struct Auth {
     /// Failed sign-in links, by address. They are counted separately, so that a program with a wrong key does not block
     /// people from signing in, and the reverse.
     link_failures: Buckets<IpAddr>,
+    /// Callbacks with an unknown token, by address.
+    callback_failures: Buckets<IpAddr>,
     /// The keys that were used since `note_used_once` last stored them.
     used: Mutex<Vec<String>>,
 }
@@ -63,6 +65,7 @@ impl Auth {
             requests: Buckets::new(settings.requests_per_s, settings.burst),
             failures: Buckets::new(failures_per_s, settings.failed_sign_ins),
             link_failures: Buckets::new(failures_per_s, settings.failed_sign_ins),
+            callback_failures: Buckets::new(failures_per_s, settings.failed_sign_ins),
             used: Mutex::default(),
         }
     }
@@ -126,6 +129,12 @@ impl Auth {
     /// Counts a failed sign-in link, like [`Auth::failed`].
     pub fn link_failed(&self, from: Option<IpAddr>, refusal: Problem) -> Problem {
         count_failure(&self.link_failures, from, refusal)
+    }
+
+    /// Counts a callback with an unknown token, like [`Auth::failed`]. A token that is known is never counted, so that a
+    /// provider's callbacks are not held up.
+    pub fn callback_failed(&self, from: Option<IpAddr>, refusal: Problem) -> Problem {
+        count_failure(&self.callback_failures, from, refusal)
     }
 
     /// Counts a request of the caller. Refuses it if the caller exceeds its rate limit.
@@ -205,6 +214,11 @@ impl Caller {
 
     pub fn tenant_name(&self) -> &str {
         &self.tenant_name
+    }
+
+    /// Whether the query named the tenant.
+    pub fn chose(&self) -> bool {
+        self.chose
     }
 
     /// The credential, so that streams can check it again.
@@ -401,9 +415,14 @@ pub fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
 
 /// The session token in the browser's cookie.
 pub fn cookie(headers: &HeaderMap) -> Option<&str> {
+    cookie_named(headers, COOKIE)
+}
+
+/// The value of a cookie.
+pub fn cookie_named<'a>(headers: &'a HeaderMap, wanted: &str) -> Option<&'a str> {
     let all = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
     all.flat_map(|value| value.split(';'))
         .filter_map(|pair| pair.trim().split_once('='))
-        .find(|(name, _)| *name == COOKIE)
+        .find(|(name, _)| *name == wanted)
         .map(|(_, value)| value)
 }

@@ -19,6 +19,7 @@ mod migrate;
 mod notifications;
 mod providers;
 mod recipes;
+mod secrets;
 mod suppressions;
 mod templates;
 mod tenants;
@@ -133,6 +134,9 @@ enum Command {
     /// Declare, list, change and delete event types
     #[command(subcommand)]
     EventTypes(event_types::EventTypes),
+    /// Show and replace the key that encrypts the providers' secrets
+    #[command(subcommand)]
+    Secrets(secrets::Secrets),
     /// Create and change templates, layouts, lists, providers and event types from a folder of files
     Apply(apply::Apply),
     /// Write templates, layouts, lists, providers and event types to a folder of files
@@ -200,6 +204,7 @@ impl Cli {
                 serve(&settings, ServeOptions { role, migrate: !no_migrate, while_stdin }, &signals).await
             }
             Command::Keys(command) => command.run(format, &settings).await,
+            Command::Secrets(command) => command.run(format, &settings).await,
             Command::Tenants(command) => command.run(format, &settings).await,
             Command::Audit(command) => command.run(format, &settings).await,
             Command::Migrate(command) => command.run(format, &settings).await,
@@ -377,7 +382,7 @@ fn id(text: &str) -> Result<Uuid, String> {
 }
 
 /// The kinds of recipients that `enqueue --to` accepts before the address.
-const KINDS: [&str; 7] = ["user", "email", "phone", "webhook", "slack", "teams", "list"];
+const KINDS: [&str; 9] = ["user", "email", "phone", "webhook", "slack", "teams", "push", "web_push", "list"];
 
 /// Parses the user id or address of a recipient. The form of `enqueue --to` is accepted, too, e.g. `user:ada`.
 fn address(text: &str) -> Result<String, std::convert::Infallible> {

@@ -205,7 +205,7 @@ impl State {
             Settings(wanted.object(Kind::Content, SETTINGS).or_else(|| self.object(Kind::Content, SETTINGS)));
         for (kind, objects) in &wanted.objects {
             let present = self.objects.get(kind).unwrap_or(&none);
-            for (name, object) in objects {
+            for (name, object) in in_order(*kind, objects) {
                 let (action, mut fields) = match present.get(name) {
                     None => (Action::Create, differing(*kind, &Object::new(), object)),
                     Some(present) => (Action::Update, differing(*kind, present, object)),
@@ -235,6 +235,30 @@ impl State {
         }
         all
     }
+}
+
+/// The objects in the order in which they are applied: by name, and a provider after the one that its `failover` names.
+fn in_order(kind: Kind, objects: &BTreeMap<String, Object>) -> Vec<(&String, &Object)> {
+    if kind != Kind::Provider {
+        return objects.iter().collect();
+    }
+    let (mut ordered, mut left): (Vec<(&String, &Object)>, Vec<_>) = (vec![], objects.iter().collect());
+    while !left.is_empty() {
+        let next_of = |object: &Object| object.get("failover").and_then(Value::as_str).map(str::to_owned);
+        let names: BTreeSet<String> = left.iter().map(|(name, _)| (*name).clone()).collect();
+        let is_ready = |(name, object): &(&String, &Object)| {
+            next_of(object).is_none_or(|next| next == **name || !names.contains(&next))
+        };
+        let (ready, waiting): (Vec<_>, Vec<_>) = left.into_iter().partition(is_ready);
+        // A circle is refused when its first provider is applied.
+        if ready.is_empty() {
+            ordered.extend(waiting);
+            break;
+        }
+        ordered.extend(ready);
+        left = waiting;
+    }
+    ordered
 }
 
 /// The content settings after the changes.

@@ -1,27 +1,35 @@
-//! The frame of every HTML page, and HTML escaping.
+//! Answers with HTML: the page for people who are not signed in, and escaping. `ui/frame.rs` has the frame of the others.
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+
+use crate::ui::STYLE;
 
 /// The referrer policy of our pages. Their forms must send their origin. With `no-referrer`, the policy of other
 /// answers, browsers would send `Origin: null`.
 const SAME_ORIGIN: (HeaderName, HeaderValue) = (header::REFERRER_POLICY, HeaderValue::from_static("same-origin"));
 const HTML: (HeaderName, HeaderValue) = (header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
 
-/// A whole HTML page. `content` is HTML, and the caller must have escaped all untrusted text in it.
+/// A small HTML page without navigation, for people who are not signed in. `content` is HTML, and the caller must have
+/// escaped all untrusted text in it.
 pub fn page(status: StatusCode, title: &str, content: &str) -> Response {
-    let title = escape(title);
+    let (title, style) = (escape(title), STYLE.path());
     let html = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n\
-         <link rel=\"icon\" href=\"/icon.svg\">\n<link rel=\"stylesheet\" href=\"/sign-in.css\">\n\
-         <script type=\"module\" src=\"/sign-in.js\"></script>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n\
-         {content}\n</main>\n</body>\n</html>\n"
+         <link rel=\"icon\" href=\"/icon.svg\">\n<link rel=\"stylesheet\" href=\"{style}\">\n</head>\n\
+         <body class=\"alone\">\n<main>\n<h1>{title}</h1>\n{content}\n</main>\n</body>\n</html>\n"
     );
+    answer(status, html)
+}
+
+/// The answer with a whole HTML document.
+pub fn answer(status: StatusCode, html: String) -> Response {
     (status, [SAME_ORIGIN, HTML], html).into_response()
 }
 
-/// Escapes text for HTML content and quoted attributes. Control characters, which HTML forbids, are replaced.
+/// Escapes text for HTML content and quoted attributes. Control characters, which HTML forbids, are replaced; so are
+/// those that turn the direction of the text after them, because they could disguise our own words.
 pub fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -32,6 +40,7 @@ pub fn escape(text: &str) -> String {
             '"' => safe.push_str("&quot;"),
             '\'' => safe.push_str("&#39;"),
             c if c.is_control() && c != '\n' && c != '\t' => safe.push('\u{fffd}'),
+            '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => safe.push('\u{fffd}'),
             c => safe.push(c),
         }
     }

@@ -8,15 +8,17 @@
 //! - `read` and `problem`: parsing of requests, and error answers;
 //! - `api`: the routes of the API and their handlers;
 //! - [`ui`]: the pages for browsers; [`html`]: their frame;
+//! - `tally`: the counts that pages show;
 //! - `health`: probes; `hosts`: the host names allowed on loopback; `watching`: `/metrics`;
 //! - `folder`: the configuration of a tenant as files; `table_file`: CSV and JSONL files for import and export;
-//! - `acts`, `notifications`, `providers`, `templates`: the rules that the API and the command line share, by subject;
+//! - `acts`, `callbacks`, `notifications`, `providers`, `templates`: the rules that the API and the command line share, by subject;
 //! - [`settings`], [`output`], [`telemetry`]: configuration, output of commands, logs and traces.
 
 mod acts;
 mod api;
 mod app;
 mod auth;
+mod callbacks;
 pub mod cli;
 mod door;
 mod folder;
@@ -30,10 +32,12 @@ mod providers;
 mod rate;
 mod read;
 mod router;
+mod secrets;
 mod serve;
 pub mod settings;
 mod signals;
 mod table_file;
+mod tally;
 pub mod telemetry;
 mod templates;
 pub mod ui;

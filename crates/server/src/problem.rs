@@ -82,7 +82,6 @@ impl ProblemKind {
 }
 
 impl ProblemKind {
-    /// Advice for a person who sees the error page.
     fn advice(self) -> &'static str {
         match self {
             Self::Unauthenticated => "Sign in with a new link: `postcommit keys login-link` prints one.",
@@ -171,6 +170,28 @@ impl Problem {
         }
     }
 
+    pub fn kind(&self) -> ProblemKind {
+        self.kind
+    }
+
+    pub fn status(&self) -> StatusCode {
+        self.kind.parts().0
+    }
+
+    /// The title of the page that shows the problem.
+    pub fn title(&self) -> &'static str {
+        match self.kind {
+            // People have no key.
+            ProblemKind::Forbidden => "You may not do this",
+            kind => kind.parts().2,
+        }
+    }
+
+    /// Advice for a person who sees the error page.
+    pub fn advice(&self) -> &'static str {
+        self.kind.advice()
+    }
+
     pub fn about(mut self, field: &str) -> Self {
         self.field = Some(field.to_owned());
         self
@@ -244,11 +265,12 @@ impl<E: Into<Problem>> From<E> for ProblemPage {
 
 impl IntoResponse for ProblemPage {
     fn into_response(self) -> Response {
-        let (status, _, title) = self.0.kind.parts();
         let wrong = html::escape(&cut(&self.0.detail));
-        let content = format!("<p>{wrong}.</p>\n<p>{}</p>", html::escape(self.0.kind.advice()));
-        let mut response = html::page(status, title, &content);
+        let content = format!("<p>{wrong}.</p>\n<p>{}</p>", html::escape(self.0.advice()));
+        let mut response = html::page(self.0.status(), self.0.title(), &content);
         self.0.add_headers(response.headers_mut());
+        // The frame of pages draws the problem again, with the navigation.
+        response.extensions_mut().insert(self.0);
         response
     }
 }

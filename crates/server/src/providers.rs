@@ -1,11 +1,14 @@
 //! The rules for configuring and testing providers that the API and the command line share.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use postcommit::{Recipient, channel_name};
-use postcommit_channel::driver::{self, Destination, FailOn, Kind, NewSecret, Parts, Recipe};
+use postcommit_channel::driver::{self, Destination, FailOn, Kind, MadeSecret, NewSecret, Parts, Recipe};
 use postcommit_channel::egress::Egress;
-use postcommit_channel::model::{ErrorClass, Guarantee, PROVIDERS, Policy, Provider, ProviderChange, ProviderDraft};
+use postcommit_channel::model::{
+    self, ErrorClass, Guarantee, Link, PROVIDERS, Policy, Provider, ProviderChange, ProviderDraft,
+};
 use postcommit_channel::secret::{KeySource, Keyring, Secret, SecretError, Secrets};
 use postcommit_engine::db::DbError;
 use postcommit_engine::dispatch::{Tools, try_provider};
@@ -92,6 +95,11 @@ pub struct Change {
     pub rate_per_s: Option<Option<f64>>,
     /// Sends without a wait after an idle time. `Some(None)` removes the burst.
     pub burst: Option<Option<i32>>,
+    pub breaker_failures: Option<i32>,
+    pub breaker_cool_down_s: Option<i32>,
+    /// The next provider. `Some(None)` removes it.
+    pub failover: Option<Option<String>>,
+    pub failover_after_s: Option<i32>,
     pub enabled: Option<bool>,
 }
 
@@ -109,23 +117,23 @@ pub struct Workshop<'a> {
 }
 
 impl Workshop<'_> {
-    /// Creates a provider. If its driver generates a secret and none is given, the new secret is returned. It is shown
-    /// only this once.
+    /// Creates a provider. If its driver generates a secret and none is given, the new secret is returned. A secret
+    /// without a public half is shown only this once.
     pub async fn create(
         &self,
         tenant: i32,
         name: &str,
         driver: &str,
         mut change: Change,
-    ) -> Result<Option<Secret>, ProviderError> {
+    ) -> Result<Option<MadeSecret>, ProviderError> {
         let kind = driver::kind(driver).map_err(ProviderError::Field)?;
         self.check_local(driver, &change)?;
-        let made = made_secret(&kind, &change);
-        change.secrets.extend(made.clone());
+        let made = add_made_secret(&kind, &mut change);
         for _ in 0..TRIES {
             let known = self.check_new(tenant, name).await?;
             let mut draft = laid_over(kind.draft(name), &change)?;
             self.check(&draft, &change.secrets)?;
+            check_chains(&draft, &links(&known))?;
             let mut key = None;
             if !change.secrets.is_empty() {
                 let (ring, with) = self.sealing().await?;
@@ -143,7 +151,7 @@ impl Workshop<'_> {
                 (None, false) => self.store.create_provider(tenant, &draft).await?,
             };
             if is_made {
-                return Ok(made.map(|(_, secret)| secret));
+                return Ok(made);
             }
             self.check_not_replaced(key.as_ref()).await?;
         }
@@ -167,6 +175,9 @@ impl Workshop<'_> {
             let (change, key) = self.change_of(from, change).await?;
             if change.is_empty() {
                 return Ok(false);
+            }
+            if (&change.from.failover, &change.from.channel) != (&change.to.failover, &change.to.channel) {
+                check_chains(&change.to, &links(&self.store.providers_of(tenant).await?))?;
             }
             let is_changed = match &key {
                 Some(key) => self.installation.update_sealed_provider(&change, key).await?,
@@ -228,22 +239,32 @@ impl Workshop<'_> {
     }
 
     /// Checks a new provider, or the change of one, as [`Workshop::create`] and [`Workshop::update`] do before they
-    /// encrypt and write.
+    /// encrypt and write. `rehearsed` are the providers that were rehearsed before, and gets this one.
     pub async fn rehearse(
         &self,
         tenant: i32,
         name: &str,
         new_driver: Option<&str>,
         mut change: Change,
+        rehearsed: &mut BTreeMap<String, Link>,
     ) -> Result<(), ProviderError> {
-        let Some(driver) = new_driver else {
-            return self.checked_change(self.find(tenant, name).await?, &change).map(drop);
+        let draft = match new_driver {
+            None => self.checked_change(self.find(tenant, name).await?, &change)?.0.to,
+            Some(driver) => {
+                let kind = driver::kind(driver).map_err(ProviderError::Field)?;
+                self.check_local(driver, &change)?;
+                add_made_secret(&kind, &mut change);
+                self.check_new(tenant, name).await?;
+                let draft = laid_over(kind.draft(name), &change)?;
+                self.check(&draft, &change.secrets)?;
+                draft
+            }
         };
-        let kind = driver::kind(driver).map_err(ProviderError::Field)?;
-        self.check_local(driver, &change)?;
-        change.secrets.extend(made_secret(&kind, &change));
-        self.check_new(tenant, name).await?;
-        self.check(&laid_over(kind.draft(name), &change)?, &change.secrets)
+        let stored = links(&self.store.providers_of(tenant).await?);
+        let others = stored.into_iter().filter(|link| !rehearsed.contains_key(&link.name));
+        check_chains(&draft, &others.chain(rehearsed.values().cloned()).collect::<Vec<_>>())?;
+        rehearsed.insert(name.to_owned(), Link::from(&draft));
+        Ok(())
     }
 
     /// Refuses a name that is taken, and a provider beyond the limit. Returns the tenant's providers.
@@ -268,7 +289,7 @@ impl Workshop<'_> {
         let ring = match self.keys.existing() {
             Err(SecretError::File(_)) if may_begin => self.keys.or_new()?,
             Err(SecretError::File(problem)) => return Err(ProviderError::OtherKey(problem)),
-            ring => ring?,
+            ring => ring?.led_by(known.as_ref()),
         };
         // Older versions stored no fingerprint. In that case the key is right if it decrypts any of the secrets.
         let opens = |one: &Sealed| ring.open(&one.secrets, one.tenant, &one.provider).is_ok();
@@ -340,6 +361,19 @@ impl Workshop<'_> {
             None => Ok(()),
         }
     }
+}
+
+fn links(providers: &[Provider]) -> Vec<Link> {
+    providers.iter().map(|provider| Link::from(&provider.draft)).collect()
+}
+
+/// Refuses a provider whose failover leads nowhere.
+fn check_chains(draft: &ProviderDraft, others: &[Link]) -> Result<(), ProviderError> {
+    if draft.failover.is_some() && driver::destination(&draft.driver) == Destination::Inbox {
+        let problem = "failover: a provider of inboxes has none, because it is the destination itself; remove it";
+        return Err(ProviderError::Field(problem.into()));
+    }
+    model::check_chains(&Link::from(draft), others).map_err(ProviderError::Field)
 }
 
 /// The recipe of a provider, if its driver is described by one.
@@ -425,10 +459,18 @@ pub async fn test(
     Ok(result)
 }
 
-/// The secret that the driver generates for a new provider, if none is given.
-fn made_secret(kind: &Kind, change: &Change) -> Option<(String, Secret)> {
-    let new_secret = kind.new_secret.as_ref().filter(|_| change.secrets.is_empty());
-    new_secret.map(|NewSecret { name, make }| (name.clone().into_owned(), make()))
+/// Adds the secret that the driver generates for a new provider, and its public half, if neither is given.
+fn add_made_secret(kind: &Kind, change: &mut Change) -> Option<MadeSecret> {
+    let NewSecret { name, make, public, .. } = kind.new_secret.as_ref().filter(|_| change.secrets.is_empty())?;
+    if public.as_ref().is_some_and(|name| change.settings.contains_key(name.as_ref())) {
+        return None;
+    }
+    let made = make();
+    change.secrets.insert(name.clone().into_owned(), made.secret.clone());
+    if let (Some(name), Some(value)) = (public, &made.public) {
+        change.settings.insert(name.clone().into_owned(), value.as_str().into());
+    }
+    Some(made)
 }
 
 /// Applies the change to the draft, except for secrets.
@@ -454,5 +496,9 @@ fn laid_over(mut draft: ProviderDraft, change: &Change) -> Result<ProviderDraft,
     draft.enabled = change.enabled.unwrap_or(draft.enabled);
     draft.rate_per_s = change.rate_per_s.unwrap_or(draft.rate_per_s);
     draft.burst = change.burst.unwrap_or(draft.burst);
+    draft.breaker_failures = change.breaker_failures.unwrap_or(draft.breaker_failures);
+    draft.breaker_cool_down_s = change.breaker_cool_down_s.unwrap_or(draft.breaker_cool_down_s);
+    draft.failover = change.failover.clone().unwrap_or(draft.failover);
+    draft.failover_after_s = change.failover_after_s.unwrap_or(draft.failover_after_s);
     Ok(draft)
 }

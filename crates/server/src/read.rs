@@ -175,6 +175,7 @@ fn noun(path: &str) -> &'static str {
         Some("jobs") => "job",
         Some("keys") => "key",
         Some("providers") => "provider",
+        Some("callbacks") => "callback",
         Some("tenants") => "tenant",
         Some("inbox") => "inbox",
         Some("templates") => "template",

@@ -26,7 +26,7 @@ pub fn router(settings: &Settings, tools: &Tools, app: Option<AppState>) -> Rout
 
 fn api_and_pages(app: AppState) -> Router {
     api::router()
-        .merge(ui::router())
+        .merge(ui::router(&app))
         .fallback(no_such_route)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(from_fn(csrf::keep_form_token))

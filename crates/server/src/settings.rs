@@ -3,8 +3,10 @@
 
 mod form;
 mod inbox;
+mod ui;
 
 pub use inbox::InboxSettings;
+pub use ui::UiSettings;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -56,6 +58,7 @@ pub struct Settings {
     pub metrics: MetricsSettings,
     pub telemetry: TelemetrySettings,
     pub inbox: InboxSettings,
+    pub ui: UiSettings,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -312,6 +315,7 @@ impl Settings {
         self.api.validate()?;
         self.dispatch.validate()?;
         self.inbox.validate()?;
+        self.ui.validate()?;
         self.egress.validate()?;
         self.kpi.validate()?;
         self.metrics.validate()?;

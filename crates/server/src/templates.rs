@@ -252,26 +252,34 @@ impl Templates<'_> {
     /// Compiles the parts, and returns warnings about names that events of the type do not have.
     async fn check(&self, common: &Common, draft: &TemplateDraft, source: &Source) -> Result<Vec<Warning>, EditError> {
         let compiled = compiled(source).await?;
-        self.check_data(draft, source).await?;
+        let unsent = self.check_data(draft, source).await?;
         let mut names = self.known_names(common, &draft.event_type).await?;
         if let Some(names) = names.as_mut().filter(|_| draft.digest.is_some()) {
             names.extend(["items".to_owned(), "count".to_owned()]);
         }
         let unknown = unknown_names(&compiled, &draft.event_type, names.as_ref());
-        Ok(compiled.warnings().iter().cloned().chain(unknown).collect())
+        Ok(compiled.warnings().iter().cloned().chain(unknown).chain(unsent).collect())
     }
 
-    /// Refuses channel data without a field that the default provider of the channel needs (C6).
-    async fn check_data(&self, draft: &TemplateDraft, source: &Source) -> Result<(), EditError> {
+    /// Refuses channel data without a field that the default provider of the channel needs (C6). Returns warnings about
+    /// fields that it does not know.
+    async fn check_data(&self, draft: &TemplateDraft, source: &Source) -> Result<Vec<Warning>, EditError> {
         let providers = self.store.providers_of(self.tenant).await?;
         let default = providers.iter().find(|provider| provider.is_default && provider.channel == draft.channel);
-        let Some(provider) = default else { return Ok(()) };
-        match recipe_of(provider) {
-            Some(recipe) => recipe
-                .check_template_data(&provider.settings, source.data.as_ref())
-                .map_err(|problem| EditError::Refused(format!("data.{problem}"))),
-            None => Ok(()),
-        }
+        let Some((provider, recipe)) = default.and_then(|provider| Some((provider, recipe_of(provider)?))) else {
+            return Ok(vec![]);
+        };
+        recipe
+            .check_template_data(&provider.settings, source.data.as_ref())
+            .map_err(|problem| EditError::Refused(format!("data.{problem}")))?;
+        let warning = |field: String| Warning {
+            part: "data".into(),
+            line: None,
+            column: None,
+            message: format!("provider {:?} does not know the field {field:?} and will not send it", provider.name),
+            placeholder: None,
+        };
+        Ok(recipe.unknown_data(source.data.as_ref()).into_iter().map(warning).collect())
     }
 
     /// The names that the declared event type has or, undeclared, recent events have. `None` if there are no events.

@@ -135,6 +135,12 @@ impl HttpResponse {
         self.headers.iter().find(|(header, _)| header.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
     }
 
+    /// Returns all values of the header `name`.
+    pub fn headers(&self, name: &str) -> Vec<&str> {
+        let all = self.headers.iter().filter(|(header, _)| header.eq_ignore_ascii_case(name));
+        all.map(|(_, value)| value.as_str()).collect()
+    }
+
     /// Returns the body as text. Invalid UTF-8 is replaced.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()

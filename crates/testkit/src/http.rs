@@ -85,6 +85,11 @@ impl HttpServer {
         self.shared.requests.lock().expect("requests").clone()
     }
 
+    /// Returns how many requests have arrived so far.
+    pub fn count(&self) -> usize {
+        *self.shared.arrived.borrow()
+    }
+
     /// Returns how many connections have been accepted so far, including closed ones.
     pub fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::SeqCst)

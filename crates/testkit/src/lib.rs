@@ -11,6 +11,7 @@
 //! - [`http`]: a scripted HTTP server that can misbehave
 //! - [`smtp`]: a scripted SMTP server that can misbehave
 //! - [`postfix`]: a real mail server
+//! - [`broker`]: real brokers, and clients that read what they hold
 //! - [`receiver`]: a webhook receiver that writes each request to a journal before it answers
 //! - [`proxy`]: a TCP proxy that can hold bytes back or reset connections
 //! - [`browser`]: headless Chromium
@@ -22,6 +23,7 @@
 use std::time::Duration;
 
 mod background;
+pub mod broker;
 pub mod browser;
 pub mod client;
 pub mod http;

@@ -35,10 +35,11 @@ PRIORITY_MAX = 9
 JSON_DEPTH = 32
 
 #: A recipient has one of these, or ``provider`` and ``address``.
-KINDS = frozenset(["user", "list", "email", "phone", "slack", "teams", "webhook"])
+KINDS = frozenset(["user", "list", "email", "phone", "slack", "teams", "webhook", "push", "web_push"])
 _SHAPES = (
     'a recipient is one of {"user": id}, {"list": name}, {"email": a}, {"phone": "+…"}, '
-    '{"slack": url}, {"teams": url}, {"webhook": url}, {"provider": name, "address": a}'
+    '{"slack": url}, {"teams": url}, {"webhook": url}, {"push": token}, {"web_push": subscription}, '
+    '{"provider": name, "address": a}'
 )
 _TIME = re.compile(r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d+))?(?:[Zz]|([+-])(\d\d):(\d\d))", re.ASCII)
 
@@ -260,8 +261,26 @@ def _address(field: str, kind: str, address: str) -> None:
         raise Invalid(field, "is not a phone number in E.164: '+', then 7 to 15 digits, the first not 0")
     elif kind in ("slack", "teams", "webhook"):
         _url(field, address, ("http", "https"))
+    elif kind == "push" and re.search(r"\s", address):
+        raise Invalid(field, "is not a token of a device: it holds a space")
+    elif kind == "web_push":
+        _subscription(field, address)
     elif kind == "user":
         _user_id(field, address)
+
+
+def _subscription(field: str, address: str) -> None:
+    try:
+        value = _json.loads(address)
+        _url(field, value["endpoint"], ("http", "https"))
+        keys = [value["keys"][name].rstrip("=") for name in ("p256dh", "auth")]
+        # 65 and 16 bytes in base64.
+        is_good = [len(key) for key in keys] == [87, 22] and re.fullmatch(r"[A-Za-z0-9_-]+", "".join(keys), re.ASCII)
+    except (Invalid, ValueError, TypeError, KeyError, AttributeError):
+        is_good = False
+    if not is_good or re.search(r"\s", address):
+        shape = '{"endpoint":"https://…","keys":{"p256dh":"…","auth":"…"}}'
+        raise Invalid(field, f"is not a subscription of a browser: write it as JSON without spaces, {shape}")
 
 
 def _user_id(field: str, id: str) -> None:

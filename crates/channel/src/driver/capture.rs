@@ -118,6 +118,7 @@ pub(super) fn kind() -> Kind {
             reason: "is the path of a file on the server".into(),
         }],
         ready_made: Some(ReadyMade { occasion: Occasion::NewDatabase, settings: json!({}), concurrency: 16 }),
+        callback: None,
         recipe: None,
         build: Arc::new(build),
     }

@@ -33,6 +33,7 @@ pub(super) fn kind() -> Kind {
             settings: json!({"key_window_s": TEN_YEARS}),
             concurrency: 1000,
         }),
+        callback: None,
         recipe: None,
         build: Arc::new(build),
     }

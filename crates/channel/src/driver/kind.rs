@@ -10,8 +10,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::recipe::SHIPPED;
-use super::{Driver, Parts, Recipe, capture, in_app, smtp, webhook};
-use crate::model::{Guarantee, Policy, Provider, ProviderDraft, TIMEOUT_MS};
+use super::{
+    Callback, Driver, Parts, Recipe, capture, in_app, mqtt, nats, rabbitmq, redis_streams, smtp, web_push, webhook,
+};
+use crate::model::{
+    BREAKER_COOL_DOWN_S, BREAKER_FAILURES, FAILOVER_AFTER_S, Guarantee, Policy, Provider, ProviderDraft, TIMEOUT_MS,
+};
 use crate::secret::Secret;
 
 /// A string that is compiled in or was read at run time.
@@ -45,6 +49,8 @@ pub struct Kind {
     pub local_settings: Vec<LocalSetting>,
     /// The provider that is created automatically, if the driver has one.
     pub ready_made: Option<ReadyMade>,
+    /// Reads the callbacks of its providers, if the service makes any.
+    pub callback: Option<Arc<dyn Callback>>,
     /// The recipe, if the driver is described by one.
     pub recipe: Option<Arc<Recipe>>,
     pub(super) build: Build,
@@ -61,12 +67,25 @@ pub enum Destination {
     Record,
 }
 
-/// A secret that is generated and shown to the operator once.
+/// A secret that is generated for a new provider.
 pub struct NewSecret {
     /// The name of the secret.
     pub name: Text,
     /// Generates the secret.
-    pub make: fn() -> Secret,
+    pub make: fn() -> MadeSecret,
+    /// The setting that has the public half of the secret, if the secret has one.
+    pub public: Option<Text>,
+    /// Tells the operator what the secret, or its public half, is for.
+    pub about: Text,
+}
+
+/// A generated secret.
+#[derive(Clone)]
+pub struct MadeSecret {
+    pub secret: Secret,
+    /// The public half, which is a setting of the provider. If there is one, it is shown to the operator instead of the
+    /// secret, and stays visible. Otherwise the secret is shown once.
+    pub public: Option<String>,
 }
 
 /// A setting that only an operator on the server's own machine may change.
@@ -137,6 +156,10 @@ impl Kind {
             policy: self.policy.clone(),
             concurrency: 16,
             timeout_ms: TIMEOUT_MS,
+            breaker_failures: BREAKER_FAILURES,
+            breaker_cool_down_s: BREAKER_COOL_DOWN_S,
+            failover: None,
+            failover_after_s: FAILOVER_AFTER_S,
             is_default: false,
             enabled: true,
             rate_per_s: self.recipe.as_ref().and_then(|recipe| recipe.rate_per_s),
@@ -157,8 +180,20 @@ impl Kind {
 }
 
 /// The drivers that are programs.
-static COMPILED: LazyLock<[Arc<Kind>; 4]> =
-    LazyLock::new(|| [capture::kind(), in_app::kind(), smtp::kind(), webhook::kind()].map(Arc::new));
+static COMPILED: LazyLock<[Arc<Kind>; 9]> = LazyLock::new(|| {
+    [
+        capture::kind(),
+        in_app::kind(),
+        mqtt::kind(),
+        nats::kind(),
+        rabbitmq::kind(),
+        redis_streams::kind(),
+        smtp::kind(),
+        web_push::kind(),
+        webhook::kind(),
+    ]
+    .map(Arc::new)
+});
 
 /// The drivers of the recipes that an operator added.
 static ADDED: RwLock<BTreeMap<String, Arc<Kind>>> = RwLock::new(BTreeMap::new());
@@ -255,6 +290,7 @@ mod tests {
             key_window: KeyWindow { default_s: 60, allowed_s: 1..=60 },
             local_settings: vec![],
             ready_made: None,
+            callback: None,
             recipe: None,
             build: Arc::new(move |_| Ok(Box::new(Recipe(host.clone())))),
         }

@@ -2,15 +2,18 @@
 //! and how its answers are read.
 
 mod answer;
+mod callback;
 mod expression;
 mod field;
 mod file;
 mod request;
 mod shipped;
+mod sign;
 mod tree;
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ::http::HeaderValue;
 use ::http::header::AUTHORIZATION;
@@ -23,21 +26,23 @@ use url::Url;
 use uuid::Uuid;
 
 use self::answer::Answers;
+use self::callback::{CallbackForm, OfRecipe};
 use self::expression::{Expression, is_url, shown, value};
 pub use self::field::{Field, FieldType};
 use self::field::{Fields, Part};
 use self::request::RequestForm;
 pub(super) use self::shipped::SHIPPED;
+use self::sign::{Signer, With};
 use super::redact::Redactions;
 use super::smtp::mail::{self, Sender};
 use super::webhook::TRACEPARENT;
-use super::{Destination, Driver, KeyWindow, Kind, Message, Parts, Sending, http};
-use crate::egress::{Call, Egress};
+use super::{Callback, Destination, Driver, KeyWindow, Kind, Message, Parts, Sending, http};
+use crate::egress::{Call, Deadline, Egress, EgressFailure, HttpAnswer};
 use crate::model::{Because, ErrorClass, Guarantee, Outcome, Policy, Report};
 use crate::secret::Secrets;
 
 /// The names that the expressions of a request may read.
-const VALUES: [&str; 15] = [
+const VALUES: [&str; 16] = [
     "action_url",
     "channel",
     "data",
@@ -47,6 +52,7 @@ const VALUES: [&str; 15] = [
     "key_uuid",
     "mail",
     "mail_from",
+    "mail_to",
     "secret",
     "settings",
     "subject",
@@ -75,6 +81,8 @@ pub struct Recipe {
     policy: Policy,
     pub rate_per_s: Option<f64>,
     pub burst: Option<i32>,
+    /// The time that the service asks for between two messages to the same recipient.
+    pub recipient_interval: Option<Duration>,
     /// How sure the facts are, and when they were checked.
     pub facts: String,
     pub settings: Fields,
@@ -83,8 +91,11 @@ pub struct Recipe {
     limits: Vec<Limit>,
     request: RequestForm,
     answers: Answers,
+    callback: Option<CallbackForm>,
     /// Whether the request contains a whole mail.
     mail: bool,
+    /// Whether the request may contain any field of the channel data.
+    all_data: bool,
     /// Whether an address may be the URL to send to.
     url_of_recipient: bool,
     /// The type that addresses must have.
@@ -147,12 +158,21 @@ impl Recipe {
         field::data(fixed, settings, data)
     }
 
+    /// The fields of the channel data that the recipe does not know, and so does not send. Empty if it sends whatever
+    /// the data contains.
+    #[must_use]
+    pub fn unknown_data(&self, data: Option<&Json>) -> Vec<String> {
+        let given = data.and_then(Json::as_object).into_iter().flatten().map(|(name, _)| name);
+        given.filter(|name| !self.all_data && !self.data.contains_key(*name)).cloned().collect()
+    }
+
     /// The driver of this recipe.
     #[must_use]
     pub fn into_kind(self) -> Kind {
         let recipe = Arc::new(self);
         let window = recipe.key_window_s.unwrap_or(86_400);
         let builder = Arc::clone(&recipe);
+        let callback = recipe.callback.as_ref().map(|_| Arc::new(OfRecipe(Arc::clone(&recipe))) as Arc<dyn Callback>);
         let routes = recipe.settings.iter().filter(|(_, field)| field.r#type == FieldType::Url);
         Kind {
             name: recipe.name.clone().into(),
@@ -166,6 +186,7 @@ impl Recipe {
             key_window: KeyWindow { default_s: window, allowed_s: window..=window },
             local_settings: vec![],
             ready_made: None,
+            callback,
             recipe: Some(recipe),
             build: Arc::new(move |parts| build(Arc::clone(&builder), parts)),
         }
@@ -179,6 +200,7 @@ struct FromRecipe {
     settings: (Value, Json),
     secret: Value,
     secrets: Secrets,
+    signer: Option<Signer>,
     sender: Option<Sender>,
     guarantee: Guarantee,
     egress: Egress,
@@ -211,12 +233,19 @@ fn build(recipe: Arc<Recipe>, parts: &Parts<'_>) -> Result<Box<dyn Driver>, Stri
         settings.insert("from_name".into(), sender.from.name.clone().into());
     }
     // The secrets are revealed here, because the request contains them.
-    let secret = parts.secrets.iter().map(|(name, secret)| (name.as_str(), Value::from(secret.reveal())));
+    let secret = parts.secrets.iter().map(|(name, secret)| {
+        let is_object = recipe.secrets.get(name).is_some_and(|field| field.r#type == FieldType::Object);
+        let parsed: Option<Json> = serde_json::from_str(secret.reveal()).ok().filter(|_| is_object);
+        (name.as_str(), parsed.as_ref().map_or_else(|| Value::from(secret.reveal()), value))
+    });
     let (secret, settings) = (Value::from_pairs(secret), Json::Object(settings));
+    let own = Value::from_pairs([("settings", value(&settings)), ("secret", secret.clone())]);
+    let signer = recipe.request.signer(&own)?;
     Ok(Box::new(FromRecipe {
         recipe,
         settings: (value(&settings), settings),
         secret,
+        signer,
         secrets: parts.secrets.clone(),
         sender,
         guarantee: parts.guarantee,
@@ -236,18 +265,25 @@ fn sender(settings: &serde_json::Map<String, Json>) -> Result<Option<Sender>, St
 }
 
 impl Driver for FromRecipe {
+    fn recipient_interval(&self) -> Option<Duration> {
+        self.recipe.recipient_interval
+    }
+
     fn send<'a>(&'a self, message: Message<'a>) -> Sending<'a> {
         Box::pin(async move {
             let call = match self.call(&message) {
                 Ok(call) => call,
                 Err(refusal) => return refusal.into(),
             };
-            let mut redactions = self.secrets_in(&call);
+            let (result, mut redactions) = match self.exchange(call).await {
+                Ok(done) => done,
+                Err(report) => return *report,
+            };
             if message.target.chars().count() >= PERSONAL_CHARS {
                 redactions.address(message.target, Url::parse(message.target).ok().as_ref());
             }
             let redactions = redactions.into_texts();
-            let report = match self.egress.send(call).await {
+            let report = match result {
                 Ok(answer) => self.recipe.answers.report(&answer, self.guarantee, &redactions),
                 Err(failure) => http::failed(&failure),
             };
@@ -256,7 +292,10 @@ impl Driver for FromRecipe {
     }
 
     fn shown_request(&self, message: &Message<'_>) -> Option<String> {
-        let call = self.call(message).ok()?;
+        let mut call = self.call(message).ok()?;
+        if self.signer.is_some() {
+            call.headers.insert(AUTHORIZATION, HeaderValue::from_static(http::REDACTED));
+        }
         Some(http::shown(&call, &self.secrets_in(&call).into_texts()))
     }
 }
@@ -270,6 +309,30 @@ impl FromRecipe {
         // A reused connection may be closed by the peer just as we send, which makes the outcome unclear.
         let fresh = self.guarantee == Guarantee::AtMostOnce;
         Ok(Call { method, url, headers, body, timeout: message.timeout, fresh })
+    }
+
+    /// Signs the request, makes it, and returns the result with the strings to redact. The error is the report on a
+    /// message that could not be signed.
+    async fn exchange(&self, call: Call) -> Result<(Result<HttpAnswer, EgressFailure>, Redactions), Box<Report>> {
+        let Some(signer) = &self.signer else {
+            let redactions = self.secrets_in(&call);
+            return Ok((self.egress.send(call).await, redactions));
+        };
+        let (deadline, mut is_second) = (Deadline::after(call.timeout), false);
+        loop {
+            let mut signed = call.clone();
+            let with = signer.sign(&mut signed, &self.egress, deadline).await?;
+            signed.timeout = deadline.left();
+            let (redactions, result) = (self.secrets_in(&signed), self.egress.send(signed.clone()).await);
+            // A token may be withdrawn before its end. The service did nothing with the request that it refused, so it
+            // gets the same request with a new token.
+            let is_refused = result.as_ref().is_ok_and(|answer| answer.status == 401) && with == With::KnownToken;
+            if is_second || !is_refused {
+                return Ok((result, redactions));
+            }
+            signer.forget(&signed).await;
+            is_second = true;
+        }
     }
 
     fn request(&self, message: &Message<'_>) -> Result<request::Request, Refusal> {
@@ -321,6 +384,7 @@ impl FromRecipe {
             })?;
             values.push(("mail", STANDARD.encode(mail.bytes).into()));
             values.push(("mail_from", mail.sender.into()));
+            values.push(("mail_to", mail.recipient.into()));
         }
         Ok(Value::from_pairs(values))
     }
@@ -330,6 +394,10 @@ impl FromRecipe {
         let mut redactions = Redactions::default();
         // The secrets are revealed here to search for them in the answer. A URL may be a secret.
         for secret in self.secrets.values() {
+            if let Ok(file @ Json::Object(_)) = serde_json::from_str(secret.reveal()) {
+                redactions.file(&file);
+                continue;
+            }
             redactions.secrets(secret.reveal());
             redactions.address(secret.reveal(), Url::parse(secret.reveal()).ok().as_ref());
         }

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use serde_json::Value;
 use url::{Position, Url};
 
 /// A path segment or a word of a header with fewer characters is treated as an ordinary word, such as `hooks`, and not
@@ -29,6 +30,20 @@ impl Redactions {
             self.every_form(secret, 1);
             self.0.extend([STANDARD.encode(secret), URL_SAFE_NO_PAD.encode(secret)]);
             secret.split(':').for_each(|part| self.every_form(part, WORD));
+        }
+    }
+
+    /// Adds the confidential fields of a file of JSON, such as the key of a service account. Its other words are in many
+    /// answers.
+    pub(super) fn file(&mut self, json: &Value) {
+        const CONFIDENTIAL: [&str; 5] = ["key", "secret", "token", "password", "credential"];
+        let Value::Object(fields) = json else { return };
+        for (name, field) in fields {
+            let name = name.to_ascii_lowercase();
+            match field.as_str() {
+                Some(text) if CONFIDENTIAL.iter().any(|word| name.contains(word)) => self.secrets(text),
+                _ => self.file(field),
+            }
         }
     }
 

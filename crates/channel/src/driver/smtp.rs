@@ -2,7 +2,7 @@
 //! A mail has the same bytes and the same Message-ID on every attempt, so that mail programs recognise a repetition.
 
 mod dialogue;
-mod idle;
+mod dkim;
 pub(super) mod mail;
 mod reply;
 
@@ -13,9 +13,10 @@ use postcommit::check;
 use serde::Deserialize;
 
 use self::dialogue::{ANSWER_AFTER_DOT, Cause, Dialogue, Failed};
-use self::idle::IdleDialogues;
+use self::dkim::Dkim;
 use self::mail::{Mail, Sender};
 use self::reply::{Reply, Step, refusal};
+use super::idle::IdleConnections;
 use super::redact::Redactions;
 use super::{Destination, Driver, KeyWindow, Kind, Message, Parts, Sending, http};
 use crate::egress::{Deadline, Egress, Endpoint, Phase};
@@ -35,12 +36,13 @@ pub(super) fn kind() -> Kind {
         guarantee: Guarantee::AtLeastOnce,
         policy: Schedule::Marketplace.into(),
         destination: Destination::Service,
-        secrets: vec!["password".into()],
+        secrets: vec!["password".into(), "dkim_key".into()],
         secret_routes: vec!["host".into(), "port".into(), "tls".into()],
         new_secret: None,
         key_window: KeyWindow::day(60..=2_592_000),
         local_settings: vec![],
         ready_made: None,
+        callback: None,
         recipe: None,
         build: Arc::new(build),
     }
@@ -69,6 +71,10 @@ struct Settings {
     message_id_domain: Option<String>,
     /// The name by which this program introduces itself. By default the domain of `from`.
     ehlo_name: Option<String>,
+    /// The domain that signs mails by DKIM with the secret `dkim_key`. By default that of `from`.
+    dkim_domain: Option<String>,
+    /// The name under which the domain publishes the key: `SELECTOR._domainkey.DOMAIN`.
+    dkim_selector: Option<String>,
 }
 
 /// How a connection is encrypted.
@@ -127,15 +133,17 @@ impl SignIn {
 struct Smtp {
     account: Account,
     sender: Sender,
+    dkim: Option<Dkim>,
     egress: Egress,
-    idle: IdleDialogues,
+    idle: IdleConnections<Dialogue>,
 }
 
 fn build(parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
     let settings: Settings = super::settings(parts.settings)?;
     let account = account(&settings, parts)?;
     let sender = sender(&settings)?;
-    Ok(Box::new(Smtp { account, sender, egress: parts.egress.clone(), idle: IdleDialogues::default() }))
+    let dkim = Dkim::new(&settings, parts.secrets, sender.from.email.domain())?;
+    Ok(Box::new(Smtp { account, sender, dkim, egress: parts.egress.clone(), idle: IdleConnections::default() }))
 }
 
 fn account(settings: &Settings, parts: &Parts<'_>) -> Result<Account, String> {
@@ -197,7 +205,7 @@ fn domain_of(from: &str) -> Result<String, String> {
 impl Driver for Smtp {
     fn send<'a>(&'a self, message: Message<'a>) -> Sending<'a> {
         Box::pin(async move {
-            let mail = match mail::build(&self.sender, &message) {
+            let mail = match self.mail(&message) {
                 Ok(mail) => mail,
                 Err((code, detail)) => return Report::from(Outcome::refused(code)).because(detail),
             };
@@ -207,7 +215,7 @@ impl Driver for Smtp {
     }
 
     fn shown_request(&self, message: &Message<'_>) -> Option<String> {
-        let mail = mail::build(&self.sender, message).ok()?;
+        let mail = self.mail(message).ok()?;
         Some(String::from_utf8_lossy(&mail.bytes).replace("\r\n", "\n"))
     }
 
@@ -217,6 +225,16 @@ impl Driver for Smtp {
 }
 
 impl Smtp {
+    /// The mail of a message, with its signature if mails are signed.
+    fn mail(&self, message: &Message<'_>) -> Result<Mail, mail::Refusal> {
+        let mut mail = mail::build(&self.sender, message)?;
+        if let Some(dkim) = &self.dkim {
+            let signed = dkim.sign(&mail.bytes, message.raw_event.created_at);
+            mail.bytes = signed.map_err(|problem| ("not_signed", format!("the mail has no signature: {problem}")))?;
+        }
+        Ok(mail)
+    }
+
     async fn deliver(&self, mail: &Mail, deadline: Deadline) -> Result<Reply, Failed> {
         if let Some(mut idle) = self.idle.take() {
             match idle.send(mail, deadline).await {

@@ -20,7 +20,7 @@ use url::Url;
 use uuid::Uuid;
 
 use super::redact::Redactions;
-use super::{Destination, Driver, KeyWindow, Kind, Message, NewSecret, Parts, RawEvent, Sending, http};
+use super::{Destination, Driver, KeyWindow, Kind, MadeSecret, Message, NewSecret, Parts, RawEvent, Sending, http};
 use crate::clock;
 use crate::egress::{Call, Egress, HttpAnswer};
 use crate::model::{Because, Guarantee, Outcome, Report, Schedule};
@@ -71,18 +71,24 @@ pub(super) fn kind() -> Kind {
         destination: Destination::Service,
         secrets: vec!["secret".into()],
         secret_routes: vec![],
-        new_secret: Some(NewSecret { name: "secret".into(), make: new_secret }),
+        new_secret: Some(NewSecret {
+            name: "secret".into(),
+            make: new_secret,
+            public: None,
+            about: "receivers verify the signature with this secret; it is not shown again".into(),
+        }),
         key_window: KEY_WINDOW,
         local_settings: vec![],
         ready_made: None,
+        callback: None,
         recipe: None,
         build: Arc::new(build),
     }
 }
 
 /// Generates a secret in the format that Standard Webhooks libraries expect.
-fn new_secret() -> Secret {
-    Secret::new(format!("whsec_{}", STANDARD.encode(random::<32>())))
+fn new_secret() -> MadeSecret {
+    MadeSecret { secret: Secret::new(format!("whsec_{}", STANDARD.encode(random::<32>()))), public: None }
 }
 
 #[derive(Debug, Deserialize)]

@@ -74,6 +74,11 @@ pub struct HttpAnswer {
 }
 
 impl HttpAnswer {
+    /// Whether the whole body is here.
+    pub fn is_whole(&self) -> bool {
+        self.body_complete && !self.truncated
+    }
+
     /// The wait that the header `Retry-After` asks for: a number of seconds in digits, or a date. Zero, a date in the
     /// past and any other value count as no request to wait. There is no upper limit here, because the notification's
     /// expiry limits the wait.

@@ -3,9 +3,10 @@ use std::str::FromStr;
 
 use postcommit::Timestamp;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::Target;
+use super::{Period, QuietWindow, Target};
 
 /// Identifies a delivery in the database. Every key begins with the tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -35,6 +36,16 @@ pub struct DeliveryId {
     pub notification: Uuid,
     /// The number of the delivery within its notification.
     pub n: i32,
+}
+
+impl DeliveryId {
+    /// Reads the output of [`DeliveryKey::provider_key`], which a provider returns in a callback.
+    pub fn of_provider_key(text: &str) -> Option<Self> {
+        let (notification, n) = text.split_once('_')?;
+        let n = n.parse().ok().filter(|n| *n > 0)?;
+        // The hyphenated form, because that is how the key was written.
+        (notification.len() == 36).then(|| Some(Self { notification: notification.parse().ok()?, n })).flatten()
+    }
 }
 
 impl fmt::Display for DeliveryId {
@@ -87,6 +98,19 @@ impl Facts {
         Self { channel: Some(channel.into()), target: Some(target.into()), ..Self::default() }
     }
 
+    /// The fields of the user that a template may read: those of the context, and the id. `None` without a user.
+    pub fn user(&self) -> Option<Value> {
+        let id = self.user_id.as_deref()?;
+        let context = self.context.as_deref().and_then(|context| serde_json::from_str(context).ok());
+        let mut user = context.unwrap_or_else(|| json!({}));
+        if let Some(fields) = user.as_object_mut() {
+            QuietWindow::remove_from(fields);
+            Period::remove_from(fields);
+            fields.insert("id".into(), id.into());
+        }
+        Some(user)
+    }
+
     /// The channel, or an empty string before expansion.
     pub fn channel(&self) -> &str {
         self.channel.as_deref().unwrap_or_default()
@@ -119,6 +143,8 @@ pub struct Delivery {
     pub losses: u32,
     /// The number of recorded attempts in all rounds.
     pub seq: u32,
+    /// How often the delivery went on with another provider in this round.
+    pub moves: u32,
     /// The time at which the lost lease began, if this claim took over a lease that had run out.
     pub lost_since: Option<Timestamp>,
     /// Whether a send with `at_most_once` was announced under an earlier lease and its result was not recorded.
@@ -152,6 +178,7 @@ impl Delivery {
             attempts: 0,
             losses: 0,
             seq: 0,
+            moves: 0,
             intent_stands: false,
             unclear: false,
             first_try_at: Some(self.leased_at),
@@ -297,4 +324,21 @@ pub enum Finish {
     },
     /// Releases the row unchanged, because its attempt was never started.
     Returned,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_that_a_provider_returns_is_read_back() {
+        let key = DeliveryKey { tenant: 3, notification: Uuid::from_u128(7), n: 12 };
+        assert_eq!(DeliveryId::of_provider_key(&key.provider_key()), Some(key.id()));
+        for other in ["", "_", "_1", "order-1", "00000000-0000-0000-0000-000000000007", &format!("{}_0", Uuid::nil())] {
+            assert_eq!(DeliveryId::of_provider_key(other), None, "{other}");
+        }
+        for wrong in ["_-1", "_1_1", "_99999999999", "_x"] {
+            assert_eq!(DeliveryId::of_provider_key(&format!("{}{wrong}", Uuid::nil())), None, "{wrong}");
+        }
+    }
 }

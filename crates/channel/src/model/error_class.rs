@@ -69,7 +69,7 @@ impl ErrorClass {
     pub fn of_code(code: &str) -> Option<Self> {
         Some(match code {
             "cancelled" | "expired" | "duplicate" | "opted_out" | "suppressed" | "quiet_hours" | "throttled"
-            | "digested" => {
+            | "digested" | "failed_over" => {
                 return None;
             }
             "timeout" | "connect_timeout" => Self::Timeout,

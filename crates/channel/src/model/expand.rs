@@ -107,7 +107,8 @@ pub const IN_APP: &str = "in_app";
 const NO_PROVIDER: &str = "no_provider";
 
 /// The channels that Postcommit knows. A tenant has further channels if its providers serve channels with other names.
-pub const CHANNELS: [&str; 8] = ["email", IN_APP, "slack", "sms", "teams", "voice", "webhook", "whatsapp"];
+pub const CHANNELS: [&str; 10] =
+    ["email", IN_APP, "push", "slack", "sms", "teams", "voice", "web_push", "webhook", "whatsapp"];
 
 /// The providers of one tenant, for routing.
 #[derive(Debug, Clone, Copy)]
@@ -345,6 +346,8 @@ pub(super) fn implied(recipient: &Recipient) -> &'static [&'static str] {
         Recipient::Slack(_) => &["slack"],
         Recipient::Teams(_) => &["teams"],
         Recipient::Webhook(_) => &["webhook"],
+        Recipient::Push(_) => &["push"],
+        Recipient::WebPush(_) => &["web_push"],
         Recipient::User(_) => &[IN_APP],
         _ => &[],
     }

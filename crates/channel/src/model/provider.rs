@@ -6,7 +6,7 @@ use postcommit::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{Policy, Rate};
+use super::{Policy, Rate, breaker, failover};
 
 /// The maximum number of bytes of a provider's settings as JSON. They are limited because every process keeps them in
 /// memory.
@@ -65,8 +65,13 @@ pub struct Provider {
     pub paused: Option<String>,
     /// Whether the tenant is suspended. The lanes of a suspended tenant are closed.
     pub suspended: bool,
-    /// The time until which the lane is held, because the provider asked us to wait (`Retry-After`).
+    /// The time until which the lane is held, because the provider asked us to wait (`Retry-After`) or its breaker
+    /// tripped.
     pub held_until: Option<Timestamp>,
+    /// The reason of the last trip of the breaker. `None` if the provider asked us to wait.
+    pub hold_reason: Option<String>,
+    /// How often the breaker tripped since the last success. While it is above 0, one send is made at a time.
+    pub trips: i32,
     /// The revision. Every change of this provider increments it.
     pub revision: i32,
     /// False if the row was edited by hand and cannot be parsed. The unreadable fields then have default values, and
@@ -92,6 +97,16 @@ impl Provider {
     /// The time limit of one send.
     pub fn timeout(&self) -> Duration {
         Duration::from_millis(u64::try_from(self.timeout_ms).unwrap_or(0))
+    }
+
+    /// Whether the breaker has tripped and no send has succeeded since. One send is then made at a time, to probe.
+    pub fn is_tripped(&self) -> bool {
+        self.trips > 0 && self.breaker_failures > 0
+    }
+
+    /// How long this provider may ask to wait before the next one takes over.
+    pub fn failover_after(&self) -> Duration {
+        Duration::from_secs(u64::try_from(self.failover_after_s).unwrap_or(0))
     }
 
     /// The rate limit of the provider, if it has one.
@@ -127,6 +142,15 @@ pub struct ProviderDraft {
     pub burst: Option<i32>,
     /// The time limit of one send in milliseconds, 100 to 300,000.
     pub timeout_ms: i32,
+    /// The number of failures of the service in a row after which the lane or host is held, 0 to 100. 0 switches the
+    /// breaker off.
+    pub breaker_failures: i32,
+    /// The length of the first hold in seconds, 1 to 300. It doubles with each further failure, to five minutes.
+    pub breaker_cool_down_s: i32,
+    /// The name of the next provider, which takes over while this one cannot send.
+    pub failover: Option<String>,
+    /// How long this provider may ask to wait before the next one takes over, in seconds, 0 to 86,400.
+    pub failover_after_s: i32,
     /// Whether the provider serves recipients that name no provider.
     pub is_default: bool,
     /// Whether the provider is enabled. A disabled provider accepts no new deliveries.
@@ -150,6 +174,8 @@ impl ProviderDraft {
         if !(100..=300_000).contains(&self.timeout_ms) {
             return Err(format!("timeout_ms: is {}; 100 to 300000 are allowed", self.timeout_ms));
         }
+        breaker::check(self.breaker_failures, self.breaker_cool_down_s)?;
+        failover::check_after(self.failover_after_s)?;
         Rate::check(self.rate_per_s, self.burst)
     }
 }
@@ -197,7 +223,7 @@ impl ProviderChange {
 }
 
 /// The fields whose values may appear in a log.
-fn written(draft: &ProviderDraft) -> [(&'static str, Value); 9] {
+fn written(draft: &ProviderDraft) -> [(&'static str, Value); 13] {
     [
         ("channel", json!(draft.channel)),
         ("guarantee", json!(draft.guarantee)),
@@ -206,6 +232,10 @@ fn written(draft: &ProviderDraft) -> [(&'static str, Value); 9] {
         ("rate_per_s", json!(draft.rate_per_s)),
         ("burst", json!(draft.burst)),
         ("timeout_ms", json!(draft.timeout_ms)),
+        ("breaker_failures", json!(draft.breaker_failures)),
+        ("breaker_cool_down_s", json!(draft.breaker_cool_down_s)),
+        ("failover", json!(draft.failover)),
+        ("failover_after_s", json!(draft.failover_after_s)),
         ("is_default", json!(draft.is_default)),
         ("enabled", json!(draft.enabled)),
     ]

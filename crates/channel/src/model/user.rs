@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::QuietHours;
 
 /// The kinds of address that a user or a list may have. They are the names of addresses in `recipients`.
-pub const ADDRESS_KINDS: [&str; 5] = ["email", "phone", "slack", "teams", "webhook"];
+pub const ADDRESS_KINDS: [&str; 7] = ["email", "phone", "slack", "teams", "webhook", "push", "web_push"];
 
 /// The name that means every event type or every channel, in preferences and suppressions.
 pub const ANY: &str = "*";
@@ -103,6 +103,8 @@ pub fn address(kind: &str, value: &str) -> Option<Recipient> {
         "slack" => Some(Recipient::Slack(value)),
         "teams" => Some(Recipient::Teams(value)),
         "webhook" => Some(Recipient::Webhook(value)),
+        "push" => Some(Recipient::Push(value)),
+        "web_push" => Some(Recipient::WebPush(value)),
         _ => None,
     }
 }
@@ -116,6 +118,8 @@ pub fn channels_of_kind(kind: &str) -> &'static [&'static str] {
         "slack" => &["slack"],
         "teams" => &["teams"],
         "webhook" => &["webhook"],
+        "push" => &["push"],
+        "web_push" => &["web_push"],
         _ => &[],
     }
 }

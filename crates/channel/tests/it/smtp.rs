@@ -17,12 +17,20 @@ use crate::egress::tls::{certified, trusting};
 
 const ID: Uuid = Uuid::from_u128(0x0199_a5c2_6a3e_7c1d_9a31_0f5f_6c1b_2d3e);
 
-fn loopback() -> Egress {
+pub(crate) fn loopback() -> Egress {
     Egress::with_resolver(&open(&["127.0.0.0/8"]), Script::new(&[&["127.0.0.1"]])).unwrap()
 }
 
 fn build(settings: &Value, password: Option<&str>, egress: &Egress) -> Result<Box<dyn Driver>, String> {
-    let secrets: Secrets = password.map(|text| ("password".to_owned(), Secret::new(text))).into_iter().collect();
+    build_with(settings, password.map(|text| ("password", text)), egress)
+}
+
+pub(crate) fn build_with<'s>(
+    settings: &Value,
+    secrets: impl IntoIterator<Item = (&'s str, &'s str)>,
+    egress: &Egress,
+) -> Result<Box<dyn Driver>, String> {
+    let secrets: Secrets = secrets.into_iter().map(|(name, text)| (name.to_owned(), Secret::new(text))).collect();
     let (guarantee, capture_fail_on) = (Guarantee::AtLeastOnce, &FailOn::default());
     driver::kind("smtp").unwrap().build(&Parts { settings, secrets: &secrets, guarantee, egress, capture_fail_on })
 }
@@ -34,7 +42,7 @@ fn plain(server: &SmtpServer) -> Box<dyn Driver> {
     build(&settings, None, &loopback()).unwrap()
 }
 
-fn content(subject: &str, text: &str) -> Content {
+pub(crate) fn content(subject: &str, text: &str) -> Content {
     Content { subject: Some(subject.into()), text: Some(text.into()), ..Content::default() }
 }
 
@@ -59,14 +67,17 @@ async fn deliver(driver: &dyn Driver, target: &str, content: Content, timeout: D
         payload: &payload,
         data: None,
         correlation_id: None,
+        priority: 5,
         created_at: Timestamp::from_micros(1_772_000_000_000_000),
+        expires_at: Timestamp::from_micros(4_000_000_000_000_000),
+        source: None,
     };
     let key = DeliveryKey { tenant: 1, notification: ID, n: 1 };
     let channel = "email";
     driver.send(Message { content, raw_event, key, channel, target, attempt: 1, timeout, traceparent: None }).await
 }
 
-async fn send(driver: &dyn Driver, content: Content) -> Report {
+pub(crate) async fn send(driver: &dyn Driver, content: Content) -> Report {
     send_to(driver, "ann@guest.example", content).await
 }
 

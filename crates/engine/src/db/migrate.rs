@@ -82,6 +82,18 @@ pub const MIGRATIONS: &[Migration] = &[
         postgres: include_str!("../../migrations/postgres/0008_pacing.sql"),
         sqlite: include_str!("../../migrations/sqlite/0008_pacing.sql"),
     },
+    Migration {
+        version: 9,
+        name: "receipts",
+        postgres: include_str!("../../migrations/postgres/0009_receipts.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0009_receipts.sql"),
+    },
+    Migration {
+        version: 10,
+        name: "failover",
+        postgres: include_str!("../../migrations/postgres/0010_failover.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0010_failover.sql"),
+    },
 ];
 
 /// The schema version of this program.

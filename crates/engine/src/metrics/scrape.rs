@@ -139,7 +139,7 @@ fn write_store(text: &mut PrometheusText, kpis: &Kpis, standing: &Standing) {
     text.one(
         "postcommit_lanes_held",
         "gauge",
-        "Providers over which nothing is sent now because they asked to wait.",
+        "Providers over which nothing is sent now because they asked to wait or their breaker tripped.",
         shut.lanes_held,
     );
     text.one(
@@ -152,8 +152,20 @@ fn write_store(text: &mut PrometheusText, kpis: &Kpis, standing: &Standing) {
     text.one(
         "postcommit_hosts_held",
         "gauge",
-        "Hosts of receivers to which nothing is sent now because they asked to wait.",
+        "Hosts of receivers to which nothing is sent now because they asked to wait or their breaker tripped.",
         shut.hosts_held,
+    );
+    text.one(
+        "postcommit_lanes_tripped",
+        "gauge",
+        "Providers whose breaker tripped and over which no send has succeeded since.",
+        shut.lanes_tripped,
+    );
+    text.one(
+        "postcommit_hosts_tripped",
+        "gauge",
+        "Hosts of receivers whose breaker tripped and to which no send has succeeded since.",
+        shut.hosts_tripped,
     );
     text.one(
         "postcommit_key_conflicts_total",

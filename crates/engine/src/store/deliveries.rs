@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use postcommit::Timestamp;
-use postcommit_channel::model::{DeliveryId, DeliveryKey, QuietWindow};
+use postcommit_channel::model::{DeliveryId, DeliveryKey, Facts, QuietWindow};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::db::columns::{Columns, in_order, names};
 use crate::db::{DbError, Row, Value};
 use crate::store::Store;
 use crate::store::lists::deliveries::DeliveryList;
@@ -30,6 +31,8 @@ pub struct DeliveryRow {
     pub event_type: String,
     /// The entity that the event is about.
     pub entity: Option<String>,
+    /// The title of the notification. `null` if a template makes the subject.
+    pub title: Option<String>,
     /// The channel of the delivery.
     pub channel: Option<String>,
     /// The name of the provider.
@@ -158,6 +161,13 @@ pub struct DeliveryFilter {
     /// Only deliveries whose notification came from this site.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub site: Option<String>,
+    /// Only deliveries of notifications to this list.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub list: Option<String>,
+    /// Only deliveries with each of these words in the title of the notification, or in its event type if it has no
+    /// title. Case is ignored; on SQLite only for ASCII letters. At most 8 words are used.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub words: Vec<String>,
     /// Only deliveries of this notification.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub notification_id: Option<Uuid>,
@@ -207,12 +217,12 @@ impl DeliveryFilter {
 }
 
 const ROW_QUERY: RowQuery = RowQuery {
-    columns:
-        "id, tenant, notification_id, n, event_type, entity, channel, {provider}, target, state, reason, attempts,
+    columns: "id, tenant, notification_id, n, event_type, entity, channel, {provider}, target, state, reason, attempts,
         next_attempt_at, error_code, last_error, provider_ref, created_at, sent_at, updated_at, unclear,
         error_class, delivered_at, last_attempt_at, captured, idempotency_key, template, copy_of, asked_by,
         template_version, language, user_id, send_key, warning, expires_at,
-        (SELECT q.context FROM postcommit.delivery_queue q WHERE q.tenant = $1 AND q.notification_id = $2 AND q.n = $3)",
+        (SELECT q.context FROM postcommit.delivery_queue q WHERE q.tenant = $1 AND q.notification_id = $2 AND q.n = $3),
+        (SELECT note.title FROM postcommit.notification note WHERE note.tenant = $1 AND note.id = $2)",
     of_one: "postcommit.delivery WHERE tenant_id = $1 AND notification_id = $2 AND n = $3",
 };
 
@@ -271,6 +281,44 @@ impl Store {
         Ok(legible("attempts", self.db.query(sql, vec![tenant.into(), notification.into()]).await?.iter().map(attempt)))
     }
 
+    /// Reads the attempts of one delivery, in order. At most `limit` are read, the newest.
+    pub async fn attempts_of(&self, key: DeliveryKey, limit: i64) -> Result<Vec<AttemptRow>, DbError> {
+        let sql =
+            "SELECT notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt,
+               error_class, captured
+             FROM postcommit.attempt
+             WHERE tenant = $1 AND notification_id = $2 AND n = $3
+             ORDER BY seq DESC
+             LIMIT $4";
+        let key = vec![key.tenant.into(), key.notification.into(), key.n.into(), limit.into()];
+        let mut attempts = legible("attempts", self.db.query(sql, key).await?.iter().map(attempt));
+        attempts.reverse();
+        Ok(attempts)
+    }
+
+    /// Reads the newest attempts of a tenant by the time of their notifications, at most `limit`.
+    pub async fn newest_attempts(&self, tenant: i32, limit: i64) -> Result<Vec<AttemptRow>, DbError> {
+        let sql =
+            "SELECT notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt,
+               error_class, captured
+             FROM postcommit.attempt
+             WHERE tenant = $1
+             ORDER BY notification_id DESC, n DESC, seq DESC
+             LIMIT $2";
+        Ok(legible("attempts", self.db.query(sql, vec![tenant.into(), limit.into()]).await?.iter().map(attempt)))
+    }
+
+    /// Reads the facts of a delivery, live or finished.
+    pub async fn facts(&self, key: DeliveryKey) -> Result<Option<Facts>, DbError> {
+        let columns = names::<Facts>("");
+        let of = |table: &str| {
+            format!("SELECT {columns} FROM postcommit.{table} WHERE tenant = $1 AND notification_id = $2 AND n = $3")
+        };
+        let sql = format!("{} UNION ALL {}", of("delivery_queue"), of("delivery_ledger"));
+        let rows = self.db.query(&sql, vec![key.tenant.into(), key.notification.into(), key.n.into()]).await?;
+        rows.into_iter().next().map(|mut row| Facts::read(&mut row, &in_order::<Facts>())).transpose()
+    }
+
     /// Reads attempts that began after `since`, in order of time. Only notifications with an id of at least `oldest`
     /// are read. A caller uses it to follow new attempts.
     pub async fn attempts_since(&self, since: Timestamp, oldest: Uuid, limit: i64) -> Result<Vec<AttemptRow>, DbError> {
@@ -291,7 +339,9 @@ impl Store {
 #[must_use]
 pub fn masked(target: &str) -> String {
     if let Some((scheme, rest)) = target.split_once("://") {
-        let authority = rest.split(['/', '?', '#', '\\']).next().unwrap_or("");
+        // The URL may be a part of JSON, as in the subscription of a browser, behind confidential parts.
+        let scheme = scheme.rsplit(['"', '{', ' ']).next().unwrap_or("");
+        let authority = rest.split(['/', '?', '#', '\\', '"']).next().unwrap_or("");
         return format!("{scheme}://{}/…", authority.rsplit('@').next().unwrap_or(""));
     }
     let keep = |text: &str, n: usize| text.chars().take(n).collect::<String>();
@@ -314,6 +364,7 @@ fn listed(row: &Row, full: bool) -> Result<DeliveryRow, DbError> {
         n: row.get(3)?,
         event_type: row.get(4)?,
         entity: row.get(5)?,
+        title: row.get(35)?,
         channel: row.get(6)?,
         provider: row.get(7)?,
         target: row.get::<Option<String>>(8)?.map(|target| masked(&target)),
@@ -393,6 +444,8 @@ mod tests {
             ("+919876543210", "+91…10"),
             ("https://hooks.example.com/services/T0/B0/secret?x=1", "https://hooks.example.com/…"),
             ("https://user:hush@h.example/x", "https://h.example/…"),
+            (r#"{"keys":{"auth":"hush"},"endpoint":"https://push.example:8443/hush"}"#, "https://push.example:8443/…"),
+            (r#"{"endpoint":"https://push.example"}"#, "https://push.example/…"),
             ("short", "…"),
         ] {
             assert_eq!(masked(target), shown);

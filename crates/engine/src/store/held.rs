@@ -17,18 +17,20 @@ const EXAMINED: i64 = 1000;
 const SLACK: Duration = Duration::from_secs(5);
 
 impl Store {
-    /// Returns until when the host is held, or without a host, until when the lane or any of its hosts is held. `None`
-    /// if nothing is held now.
+    /// Returns until when the host asked us to wait, or without a host, until when the lane or any of its hosts did.
+    /// `None` if none did. A breaker's hold does not count: no delivery waits because of it, apart from those that
+    /// were not claimed.
     pub(in crate::store) async fn held_until(
         &self,
         lane: i32,
         host: Option<&str>,
     ) -> Result<Option<Timestamp>, DbError> {
         let sql = "SELECT max(held.until)
-            FROM (SELECT p.held_until AS until FROM postcommit.provider p WHERE p.id = $1 AND CAST($2 AS TEXT) IS NULL
+            FROM (SELECT p.held_until AS until FROM postcommit.provider p WHERE p.id = $1 AND p.hold_reason IS NULL
+                AND CAST($2 AS TEXT) IS NULL
               UNION ALL
               SELECT h.held_until FROM postcommit.lane_host h
-              WHERE h.lane = $1 AND h.host = coalesce(CAST($2 AS TEXT), h.host)) held
+              WHERE h.lane = $1 AND h.hold_reason IS NULL AND h.host = coalesce(CAST($2 AS TEXT), h.host)) held
             WHERE held.until > {now}";
         let rows = self.db.query(sql, vec![lane.into(), host.into()]).await?;
         rows.first().map_or(Ok(None), |row| row.get(0))

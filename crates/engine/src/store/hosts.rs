@@ -48,8 +48,10 @@ pub struct ClosedHost {
     pub lane: i32,
     /// The name and port of the host, such as `example.com:443`.
     pub host: String,
-    /// The time until which the host is held because it asked to wait.
+    /// The time until which the host is held, because it asked to wait or its breaker tripped.
     pub held_until: Option<Timestamp>,
+    /// The reason why the breaker of the host tripped. `null` if the host asked to wait.
+    pub hold_reason: Option<String>,
     /// The reason why the host is paused. `null` if it is not paused.
     pub paused: Option<String>,
     /// When the host was last held or paused.
@@ -65,6 +67,8 @@ pub struct HostChange {
     /// The time until which the host is held. `None` or a past time means that it is not held.
     pub held_until: Option<Timestamp>,
     pub paused: bool,
+    /// How often the breaker of the host tripped since the last success.
+    pub trips: i32,
     /// The number of the change. Later changes have higher numbers.
     pub changed: i64,
 }
@@ -89,14 +93,19 @@ pub enum CloseOutcome {
 pub struct ClosedCount {
     /// The number of paused lanes.
     pub lanes_paused: i64,
-    /// The number of lanes that are held because the provider asked to wait.
+    /// The number of lanes that are held, because the provider asked to wait or its breaker tripped.
     pub lanes_held: i64,
     /// The number of paused hosts.
     pub hosts_paused: i64,
-    /// The number of hosts that are held because they asked to wait.
+    /// The number of hosts that are held, because they asked to wait or their breaker tripped.
     pub hosts_held: i64,
     /// The number of lanes that no worker can serve, because none can decrypt the secrets of their provider.
     pub lanes_unopened: i64,
+    /// The number of lanes whose breaker tripped and that had no successful send since. Some are held, the others are
+    /// probed with one send at a time.
+    pub lanes_tripped: i64,
+    /// The number of hosts whose breaker tripped and that had no successful send since.
+    pub hosts_tripped: i64,
 }
 
 impl Store {
@@ -113,7 +122,7 @@ impl Store {
         let sql = format!(
             "INSERT INTO postcommit.lane_host AS h (tenant, lane, host, held_until, updated_at)
              SELECT p.tenant, p.id, $2, {until}, {{now}} {}
-             ON CONFLICT (tenant, lane, host) DO UPDATE SET held_until = excluded.held_until,
+             ON CONFLICT (tenant, lane, host) DO UPDATE SET held_until = excluded.held_until, hold_reason = NULL,
                updated_at = excluded.updated_at
              WHERE h.held_until IS NULL OR h.held_until < excluded.held_until",
             closable_host()
@@ -123,6 +132,38 @@ impl Store {
             0 => self.why_not(lane, host, revision).await,
             _ => Ok(CloseOutcome::Now),
         }
+    }
+
+    /// Holds a host of a lane because its breaker tripped, like [`Store::trip_lane`].
+    pub async fn trip_host(
+        &self,
+        (lane, host): (i32, &str),
+        revision: Option<i32>,
+        (trips, wait, why): (i32, Duration, &str),
+    ) -> Result<CloseOutcome, DbError> {
+        let until = self.db.seconds_from_now(4);
+        let sql = format!(
+            "INSERT INTO postcommit.lane_host AS h (tenant, lane, host, held_until, trips, hold_reason, updated_at)
+             SELECT p.tenant, p.id, $2, {until}, $5 + 1, $6, {{now}} {}
+             ON CONFLICT (tenant, lane, host) DO UPDATE SET trips = excluded.trips, hold_reason = excluded.hold_reason,
+               held_until = CASE WHEN h.held_until > excluded.held_until THEN h.held_until ELSE excluded.held_until END,
+               updated_at = excluded.updated_at
+             WHERE h.trips = $5",
+            closable_host()
+        );
+        let wait = Value::Real(wait.as_secs_f64());
+        let parameters = vec![lane.into(), host.into(), revision.into(), wait, trips.into(), why.into()];
+        match self.db.execute_one(&sql, parameters).await? {
+            0 => self.why_not(lane, host, revision).await,
+            _ => Ok(CloseOutcome::Now),
+        }
+    }
+
+    /// Records that a send to a tripped host succeeded, like [`Store::recover_lane`].
+    pub async fn recover_host(&self, lane: i32, host: &str, trips: i32) -> Result<bool, DbError> {
+        let sql = "UPDATE postcommit.lane_host SET trips = 0, hold_reason = NULL, updated_at = {now}
+            WHERE lane = $1 AND host = $2 AND trips = $3";
+        Ok(self.db.execute_one(sql, vec![lane.into(), host.into(), trips.into()]).await? > 0)
     }
 
     /// Pauses a host of a lane. A host that is already paused keeps its reason. `revision` works as in
@@ -181,10 +222,11 @@ impl Store {
              WHERE id = $1
                AND EXISTS (SELECT 1
                  FROM postcommit.lane_host h
-                 WHERE h.tenant = postcommit.provider.tenant AND h.lane = $1 AND h.host = $2 AND {IS_CLOSED})"
+                 WHERE h.tenant = postcommit.provider.tenant AND h.lane = $1 AND h.host = $2
+                   AND ({IS_CLOSED} OR h.trips > 0))"
         );
         let open = "UPDATE postcommit.lane_host
-            SET held_until = NULL, paused = NULL, updated_at = {now}
+            SET held_until = NULL, paused = NULL, trips = 0, hold_reason = NULL, updated_at = {now}
             WHERE lane = $1 AND host = $2";
         let parameters = || vec![lane.into(), host.into()];
         let entry = AuditEntry::of_lane(lane, "provider.resume").details(json!({"host": host}));
@@ -240,7 +282,8 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<ClosedHost>, DbError> {
         let sql = format!(
-            "SELECT h.lane, h.host, CASE WHEN h.held_until > {{now}} THEN h.held_until END, h.paused, h.updated_at
+            "SELECT h.lane, h.host, CASE WHEN h.held_until > {{now}} THEN h.held_until END, h.paused, h.updated_at,
+               CASE WHEN h.held_until > {{now}} THEN h.hold_reason END
              FROM postcommit.lane_host h
              WHERE h.tenant = coalesce($1, h.tenant) AND h.lane = coalesce($2, h.lane) AND {IS_CLOSED}
              ORDER BY (h.paused IS NULL), h.lane, h.host
@@ -250,11 +293,11 @@ impl Store {
         Ok(legible("hosts", rows.iter().map(closed_host)))
     }
 
-    /// Reads the changes of hosts after the number `after`. 0 reads every closed host.
+    /// Reads the changes of hosts after the number `after`. 0 reads every closed or tripped host.
     pub async fn host_changes(&self, after: i64) -> Result<Vec<HostChange>, DbError> {
-        let which = if after == 0 { IS_CLOSED } else { "h.changed > $1" };
+        let which = if after == 0 { format!("({IS_CLOSED} OR h.trips > 0)") } else { "h.changed > $1".to_owned() };
         let sql = format!(
-            "SELECT h.lane, h.host, h.held_until, h.paused IS NOT NULL, h.changed
+            "SELECT h.lane, h.host, h.held_until, h.paused IS NOT NULL, h.changed, h.trips
              FROM postcommit.lane_host h
              WHERE {which}"
         );
@@ -279,7 +322,13 @@ impl Store {
             (SELECT count(*)
               FROM postcommit.lane_host h
               WHERE h.tenant = coalesce($1, h.tenant) AND h.held_until > {{now}}),
-            (SELECT count(*) FROM ({unopened}) closed)"
+            (SELECT count(*) FROM ({unopened}) closed),
+            (SELECT count(*)
+              FROM postcommit.provider p
+              WHERE p.tenant = coalesce($1, p.tenant) AND p.trips > 0 AND p.breaker_failures > 0),
+            (SELECT count(*)
+              FROM postcommit.lane_host h
+              WHERE h.tenant = coalesce($1, h.tenant) AND h.trips > 0)"
         );
         let rows = self.db.query(&sql, self.who_opens(tenant).await?).await?;
         let Some(row) = rows.first() else { return Ok(ClosedCount::default()) };
@@ -289,6 +338,8 @@ impl Store {
             hosts_paused: row.get(2)?,
             hosts_held: row.get(3)?,
             lanes_unopened: row.get(4)?,
+            lanes_tripped: row.get(5)?,
+            hosts_tripped: row.get(6)?,
         })
     }
 
@@ -320,6 +371,7 @@ fn closed_host(row: &Row) -> Result<ClosedHost, DbError> {
         held_until: row.get(2)?,
         paused: row.get(3)?,
         since: row.get(4)?,
+        hold_reason: row.get(5)?,
     })
 }
 
@@ -330,5 +382,6 @@ fn host_change(row: &Row) -> Result<HostChange, DbError> {
         held_until: row.get(2)?,
         paused: row.get(3)?,
         changed: row.get(4)?,
+        trips: row.get(5)?,
     })
 }

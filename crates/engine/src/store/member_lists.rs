@@ -44,10 +44,10 @@ pub struct ListRow {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MemberDraft {
     /// The kind of the member: `user`, `list`, or the kind of an address: `email`, `phone`, `slack`, `teams`,
-    /// `webhook`.
+    /// `webhook`, `push`, `web_push`.
     #[cfg_attr(
         feature = "openapi",
-        schema(pattern = "^(user|list|email|phone|slack|teams|webhook)$", example = "user")
+        schema(pattern = "^(user|list|email|phone|slack|teams|webhook|push|web_push)$", example = "user")
     )]
     pub kind: String,
     /// The user's id, the list's name or the address.

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use postcommit::Timestamp;
-use postcommit_channel::model::{Guarantee, PROVIDERS, Policy, Provider, ProviderChange, ProviderDraft, TIMEOUT_MS};
+use postcommit_channel::model::{
+    BREAKER_COOL_DOWN_S, BREAKER_FAILURES, FAILOVER_AFTER_S, Guarantee, PROVIDERS, Policy, Provider, ProviderChange,
+    ProviderDraft, TIMEOUT_MS,
+};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::db::{DbError, Row, Statement, Value};
@@ -14,7 +17,8 @@ use crate::store::{AuditEntry, Store};
 const COLUMNS: &str =
     "tenant, id, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms,
     is_default, enabled, paused, held_until, revision, guarantee_since,
-    tenant IN (SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL), rate_per_s, burst";
+    tenant IN (SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL), rate_per_s, burst,
+    breaker_failures, breaker_cool_down_s, trips, hold_reason, failover, failover_after_s";
 
 /// How many changes of providers may run concurrently in one process. An application's transaction may lock the rows,
 /// and a waiting change occupies a connection.
@@ -64,8 +68,10 @@ pub(in crate::store) async fn turn() -> Result<SemaphorePermit<'static>, DbError
 fn insert() -> String {
     format!(
         "INSERT INTO postcommit.provider (tenant, name, channel, driver, settings, secrets, guarantee, policy,
-           concurrency, timeout_ms, is_default, rate_per_s, burst, enabled, created_at, updated_at)
-         SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11 AND {UNSERVED}, $12, $13, $14, {{now}}, {{now}}"
+           concurrency, timeout_ms, is_default, rate_per_s, burst, enabled, breaker_failures, breaker_cool_down_s,
+           failover, failover_after_s, created_at, updated_at)
+         SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11 AND {UNSERVED}, $12, $13, $14, $15, $16, $17, $18,
+           {{now}}, {{now}}"
     )
 }
 
@@ -159,10 +165,12 @@ impl Store {
         displaces: bool,
         key: Option<&SealedWith>,
     ) -> Result<bool, DbError> {
-        let allowed = key.map(|_| format!("AND {}", key_allowed(17))).unwrap_or_default();
+        let allowed = key.map(|_| format!("AND {}", key_allowed(COLUMN_COUNT + 3))).unwrap_or_default();
+        let (limit, may_displace) = (COLUMN_COUNT + 1, COLUMN_COUNT + 2);
         let insert = format!(
             "{}
-             WHERE (SELECT count(*) FROM postcommit.provider WHERE tenant = $1) < $15 AND ($16 OR {UNSERVED}) {allowed}
+             WHERE (SELECT count(*) FROM postcommit.provider WHERE tenant = $1) < ${limit}
+               AND (${may_displace} OR {UNSERVED}) {allowed}
              ON CONFLICT (tenant, name) DO NOTHING",
             insert()
         );
@@ -194,21 +202,25 @@ impl Store {
     }
 
     async fn update(&self, change: &ProviderChange, key: Option<&SealedWith>) -> Result<bool, DbError> {
-        let allowed = key.map(|_| format!(" AND {}", key_allowed(16))).unwrap_or_default();
+        let allowed = key.map(|_| format!(" AND {}", key_allowed(COLUMN_COUNT + 2))).unwrap_or_default();
         // A provider that stays the default of its channel remains the default during the change, so that no delivery
         // is routed elsewhere.
-        let update = "UPDATE postcommit.provider
+        let revision = COLUMN_COUNT + 1;
+        let update = format!(
+            "UPDATE postcommit.provider
             SET channel = $3, driver = $4, settings = $5, secrets = $6,
-              guarantee_since = CASE WHEN guarantee = $7 THEN guarantee_since ELSE {now} END, guarantee = $7,
+              guarantee_since = CASE WHEN guarantee = $7 THEN guarantee_since ELSE {{now}} END, guarantee = $7,
               policy = $8, concurrency = $9, timeout_ms = $10, is_default = is_default AND channel = $3 AND $11,
-              rate_per_s = $12, burst = $13, enabled = $14, revision = revision + 1, updated_at = {now}
-            WHERE tenant = $1 AND name = $2 AND revision = $15";
+              rate_per_s = $12, burst = $13, enabled = $14, breaker_failures = $15, breaker_cool_down_s = $16,
+              failover = $17, failover_after_s = $18, revision = revision + 1, updated_at = {{now}}
+            WHERE tenant = $1 AND name = $2 AND revision = ${revision}{allowed}"
+        );
         let (tenant, draft) = (change.from.tenant, &change.to);
         let mut parameters = columns(tenant, draft);
         parameters.push(change.from.revision.into());
         parameters.extend(key.into_iter().flat_map(SealedWith::parameters));
         let entry = AuditEntry::new(tenant, "provider.update", draft.name.as_str()).details(change.fields());
-        self.describe(tenant, draft, (format!("{update}{allowed}"), parameters), entry, key).await
+        self.describe(tenant, draft, (update, parameters), entry, key).await
     }
 
     /// Writes a provider, makes it the default if the draft says so, and records the key of its secrets. If `write`
@@ -300,15 +312,17 @@ impl Store {
         let _turn = turn().await?;
         let held_until = self.held_until(lane, None).await?;
         let decide = "UPDATE postcommit.provider
-            SET paused = NULL, held_until = NULL, revision = revision + 1, updated_at = {now}
+            SET paused = NULL, held_until = NULL, trips = 0, hold_reason = NULL, revision = revision + 1,
+              updated_at = {now}
             WHERE id = $1
-              AND (paused IS NOT NULL OR held_until > {now}
+              AND (paused IS NOT NULL OR held_until > {now} OR trips > 0
                 OR EXISTS (SELECT 1
                   FROM postcommit.lane_host h
                   WHERE h.tenant = postcommit.provider.tenant AND h.lane = $1
-                    AND (h.paused IS NOT NULL OR h.held_until > {now})))";
-        let open = "UPDATE postcommit.lane_host SET held_until = NULL, paused = NULL, updated_at = {now}
-            WHERE lane = $1 AND (paused IS NOT NULL OR held_until > {now})";
+                    AND (h.paused IS NOT NULL OR h.held_until > {now} OR h.trips > 0)))";
+        let open = "UPDATE postcommit.lane_host
+            SET held_until = NULL, paused = NULL, trips = 0, hold_reason = NULL, updated_at = {now}
+            WHERE lane = $1 AND (paused IS NOT NULL OR held_until > {now} OR trips > 0)";
         let statements = vec![(self.own_name(decide), vec![lane.into()]), (open.to_owned(), vec![lane.into()])];
         let opened = self.change_all(statements, 0, AuditEntry::of_lane(lane, "provider.resume")).await?;
         if opened {
@@ -326,11 +340,38 @@ impl Store {
         let until = self.db.seconds_from_now(2);
         let sql = format!(
             "UPDATE postcommit.provider
-             SET held_until = {until}
+             SET held_until = {until}, hold_reason = NULL
              WHERE id = $1 AND (held_until IS NULL OR held_until < {until}) AND revision = coalesce($3, revision)"
         );
         let parameters = vec![lane.into(), Value::Real(wait.as_secs_f64()), revision.into()];
         Ok(self.db.execute_one(&sql, parameters).await? > 0)
+    }
+
+    /// Holds a lane because its breaker tripped, and returns whether this call did. `trips` is the number of earlier
+    /// trips that the caller knows: if another process has counted a trip or a success since, nothing is changed. A
+    /// longer hold is kept. `revision` works as in [`Store::pause_lane`].
+    pub async fn trip_lane(
+        &self,
+        lane: i32,
+        revision: Option<i32>,
+        (trips, wait, why): (i32, Duration, &str),
+    ) -> Result<bool, DbError> {
+        let until = self.db.seconds_from_now(2);
+        let sql = format!(
+            "UPDATE postcommit.provider
+             SET held_until = CASE WHEN held_until > {until} THEN held_until ELSE {until} END, trips = trips + 1,
+               hold_reason = $5
+             WHERE id = $1 AND revision = coalesce($3, revision) AND trips = $4"
+        );
+        let parameters = vec![lane.into(), Value::Real(wait.as_secs_f64()), revision.into(), trips.into(), why.into()];
+        Ok(self.db.execute_one(&sql, parameters).await? > 0)
+    }
+
+    /// Records that a send over a tripped lane succeeded. Returns false if another process has counted a trip or a
+    /// success since.
+    pub async fn recover_lane(&self, lane: i32, trips: i32) -> Result<bool, DbError> {
+        let sql = "UPDATE postcommit.provider SET trips = 0, hold_reason = NULL WHERE id = $1 AND trips = $2";
+        Ok(self.db.execute_one(sql, vec![lane.into(), trips.into()]).await? > 0)
     }
 }
 
@@ -363,6 +404,9 @@ fn entry(tenant: i32, draft: &ProviderDraft) -> AuditEntry {
     AuditEntry::new(tenant, "provider.create", draft.name.as_str()).details(details)
 }
 
+/// How many values [`columns`] returns.
+const COLUMN_COUNT: usize = 18;
+
 fn columns(tenant: i32, draft: &ProviderDraft) -> Vec<Value> {
     let policy = serde_json::to_value(&draft.policy).unwrap_or_default();
     vec![
@@ -380,6 +424,10 @@ fn columns(tenant: i32, draft: &ProviderDraft) -> Vec<Value> {
         draft.rate_per_s.map_or(Value::Null, Value::Real),
         draft.burst.into(),
         draft.enabled.into(),
+        draft.breaker_failures.into(),
+        draft.breaker_cool_down_s.into(),
+        draft.failover.as_deref().into(),
+        draft.failover_after_s.into(),
     ]
 }
 
@@ -402,6 +450,10 @@ fn provider(row: &Row) -> Result<Provider, DbError> {
         enabled: read.or(12, "enabled", false),
         rate_per_s: read.or(18, "rate_per_s", None),
         burst: read.or(19, "burst", None),
+        breaker_failures: read.or(20, "breaker_failures", BREAKER_FAILURES),
+        breaker_cool_down_s: read.or(21, "breaker_cool_down_s", BREAKER_COOL_DOWN_S),
+        failover: read.or(24, "failover", None),
+        failover_after_s: read.or(25, "failover_after_s", FAILOVER_AFTER_S),
     };
     let mut provider = Provider {
         tenant: row.get(0)?,
@@ -409,6 +461,8 @@ fn provider(row: &Row) -> Result<Provider, DbError> {
         draft,
         paused: row.get(13)?,
         held_until: read.or(14, "held_until", None),
+        trips: read.or(22, "trips", 0),
+        hold_reason: read.or(23, "hold_reason", None),
         suspended: row.get(17)?,
         revision: read.or(15, "revision", 0),
         is_readable: true,

@@ -6,6 +6,7 @@ pub(in crate::store) mod closed;
 pub(in crate::store) mod due_lanes;
 pub(in crate::store) mod enter;
 pub(in crate::store) mod expand;
+pub(in crate::store) mod failover;
 pub(in crate::store) mod limited;
 pub(in crate::store) mod low_water;
 pub(in crate::store) mod pacing;
@@ -28,6 +29,7 @@ pub(crate) fn delivery_in(lane: i32, tenant: i32) -> postcommit_channel::model::
         attempts: 0,
         losses: 0,
         seq: 0,
+        moves: 0,
         lost_since: None,
         intent_stands: false,
         unclear: false,

@@ -5,7 +5,7 @@ use postcommit_channel::model::{ANY, address, comparable, kind_of_channel};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::db::{DbError, Row, Value};
+use crate::db::{DbError, Row, Statement, Value};
 use crate::store::deliveries::masked;
 use crate::store::edit::{EditError, field, text};
 use crate::store::preferences::channel_or_any;
@@ -115,6 +115,22 @@ const WRITE: &str =
       until = excluded.until";
 
 impl Store {
+    /// Returns the statements that suppress an address without an end, with the entry in the audit log. A suppression
+    /// that never ends keeps its reason. Run them in the transaction of the change that gives the reason.
+    pub(in crate::store) fn suppress_from_now(
+        &self,
+        tenant: i32,
+        channel: &str,
+        to: &str,
+        reason: &str,
+    ) -> Vec<Statement> {
+        let sql = format!("{WRITE} WHERE postcommit.suppression.until IS NOT NULL");
+        let actor = self.actor.name.as_str();
+        let parameters = vec![tenant.into(), channel.into(), to.into(), reason.into(), actor.into(), Value::Null];
+        let entry = AuditEntry::new(tenant, "suppression.create", subject(channel, to));
+        vec![(sql, parameters), self.audit(entry.details(json!({"reason": reason})))]
+    }
+
     /// Suppresses an address on a channel. An earlier suppression of that address on that channel is replaced. Returns
     /// whether the suppression is new.
     pub async fn suppress(&self, tenant: i32, draft: &SuppressionDraft) -> Result<(SuppressionRow, bool), EditError> {

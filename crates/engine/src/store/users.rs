@@ -23,8 +23,8 @@ pub const USER_DATA_BYTES: usize = 2048;
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UserAddress {
-    /// The kind: `email`, `phone`, `slack`, `teams` or `webhook`.
-    #[cfg_attr(feature = "openapi", schema(pattern = "^(email|phone|slack|teams|webhook)$"))]
+    /// The kind: `email`, `phone`, `slack`, `teams`, `webhook`, `push` or `web_push`.
+    #[cfg_attr(feature = "openapi", schema(pattern = "^(email|phone|slack|teams|webhook|push|web_push)$"))]
     pub kind: String,
     /// The address. A phone number is in E.164 and is sent unchanged.
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 2048))]

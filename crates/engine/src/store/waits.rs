@@ -24,6 +24,8 @@ const NO_PROCESS: &str = "a process that delivers: start `postcommit serve` or `
 struct ClosedLane {
     paused: Option<String>,
     held_until: Option<Timestamp>,
+    /// Why the lane's breaker tripped. `None` if the provider asked to wait.
+    hold_reason: Option<String>,
     not_decrypted: Option<String>,
 }
 
@@ -61,14 +63,21 @@ impl Obstacles {
     }
 
     fn closed_lane(&self, lane: &ClosedLane) -> Option<String> {
-        let ClosedLane { paused, held_until, not_decrypted } = lane;
+        let ClosedLane { paused, held_until, hold_reason, not_decrypted } = lane;
         let paused = paused.as_ref().map(|why| format!("its provider, which is paused: {why}"));
         let secrets = || {
             let why = not_decrypted.as_ref()?;
             Some(format!("its provider, whose secrets cannot be decrypted: {why}"))
         };
         let held = || held_until.filter(|until| *until > self.now);
-        paused.or_else(secrets).or_else(|| Some(format!("its provider, which asked to wait until {}", held()?)))
+        let hold = || {
+            let until = held()?;
+            Some(match hold_reason {
+                Some(why) => format!("its provider, which is held until {until}: {why}"),
+                None => format!("its provider, which asked to wait until {until}"),
+            })
+        };
+        paused.or_else(secrets).or_else(hold)
     }
 }
 
@@ -76,7 +85,7 @@ impl Obstacles {
 fn until(row: &DeliveryRow, next: Timestamp) -> String {
     let host = row.last_error.as_deref().and_then(|text| text.strip_prefix(&waits_for("")));
     match (row.error_code.as_deref(), host, &row.quiet_until) {
-        (Some(HOST_HELD), Some(host), _) => format!("the host {host}, which asked to wait until {next}"),
+        (Some(HOST_HELD), Some(host), _) => format!("the host {host}, which is held until {next}"),
         (Some(HOST_PAUSED), Some(host), _) => format!("the host {host}, which is paused"),
         (_, _, Some(quiet)) => quiet.clone(),
         _ if row.state == "pending" => format!("its due time, {next}"),
@@ -126,7 +135,7 @@ impl Store {
     async fn obstacles(&self, tenant: Option<i32>) -> Result<Obstacles, DbError> {
         let now = self.now().await?;
         let sql = format!(
-            "SELECT t.name, t.suspended_at, p.name, p.paused, p.held_until, s.reason
+            "SELECT t.name, t.suspended_at, p.name, p.paused, p.held_until, s.reason, p.hold_reason
              FROM postcommit.tenant t
              LEFT JOIN postcommit.provider p ON p.tenant = t.id
              LEFT JOIN ({}) s ON s.lane = p.id
@@ -146,8 +155,8 @@ impl Store {
             if !matches!(row.get::<Option<Timestamp>>(1), Ok(None)) {
                 found.suspended.insert(tenant.clone());
             }
-            let [paused, not_decrypted] = [3, 5].map(|place| row.get(place).unwrap_or_default());
-            let lane = ClosedLane { paused, held_until: row.get(4).unwrap_or_default(), not_decrypted };
+            let [paused, not_decrypted, hold_reason] = [3, 5, 6].map(|place| row.get(place).unwrap_or_default());
+            let lane = ClosedLane { paused, held_until: row.get(4).unwrap_or_default(), hold_reason, not_decrypted };
             if let Ok(Some(provider)) = row.get::<Option<String>>(2) {
                 found.closed.insert((tenant, provider), lane);
             }

@@ -36,6 +36,14 @@ on_both! {
         assert_eq!(world.store.unreadable().await.unwrap(), vec![]);
     }
 
+    async fn every_number_of_a_sample_is_read_back_as_it_was_written(world) {
+        let sample = json!({"largest": f64::MAX, "least": f64::MIN, "smallest": f64::MIN_POSITIVE, "pi": std::f64::consts::PI});
+        let draft = EventTypeDraft { sample: Some(sample.clone()), ..draft() };
+        world.store.create_event_type(world.tenant, "booking.confirmed", &draft).await.unwrap();
+        let read = world.store.event_type(world.tenant, "booking.confirmed").await.unwrap().unwrap();
+        assert_eq!(read.event_type.sample, Some(sample));
+    }
+
     async fn dispatchers_read_every_change_of_an_event_type(world) {
         let tenant = world.store.of_tenant(world.tenant);
         let mut versions = vec![world.store.providers_version().await.unwrap().0];

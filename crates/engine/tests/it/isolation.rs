@@ -140,6 +140,10 @@ async fn content(world: &World, tenant: i32, of: Vec<Value>) {
         "INSERT INTO postcommit.throttle (tenant, key_hash, until, sent) VALUES ($1, $2, {now}, 1)",
         "INSERT INTO postcommit.digest (tenant, key_hash, notification_id, items, bytes) VALUES ($1, $2, $2, 1, 2)",
         "INSERT INTO postcommit.digest_item (tenant, digest_id, notification_id, n) VALUES ($1, $2, $2, 1)",
+        "INSERT INTO postcommit.callback_token (tenant, hash, provider, token, created_at) \
+            VALUES ($1, uuid_send($2), 1, 'a', {now})",
+        "INSERT INTO postcommit.receipt (tenant, provider, event_id, notification_id, n, happened, received_at, look_at) \
+            VALUES ($1, 1, 'a', $2, 1, 'sent', {now}, {now})",
     ] {
         world.execute(sql, of.clone()).await;
     }

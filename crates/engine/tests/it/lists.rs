@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use postcommit::{Recipient, Timestamp};
 use postcommit_channel::model::Actor;
-use postcommit_engine::store::{DeliveryFilter, NotificationFilter, NotificationRow, Page, Resend, Store};
+use postcommit_engine::store::{
+    Act, DeliveryFilter, JobDraft, NotificationFilter, NotificationRow, Page, Resend, SliceOutcome, Store,
+};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -93,6 +95,62 @@ on_both! {
             rows.iter().all(|row| row.state == "sent")
         }).await;
         running.finish().await;
+    }
+
+    async fn e12_deliveries_are_found_by_list_and_by_words_and_jobs_act_on_the_same(world) {
+        world.capture(json!({"fail_on": "permanent=b"})).await;
+        let a = world.enqueue("b", json!({"title": "Your Order is ready"})).await;
+        let b = world.enqueue("b", json!({"title": "100%_order*", "entity": "e1"})).await;
+        let c = world.enqueue("order.shipped", json!({"due_at": "2099-01-01T00:00:00Z", "recipients": [{"list": "guests"}], "channels": ["email"]})).await;
+        let d = world.enqueue("b", json!({"title": "Über alles"})).await;
+        world.pass().await;
+        let words = |words: &[&str]| DeliveryFilter { words: words.iter().map(|&word| word.to_owned()).collect(), ..deliveries() };
+        let list = |name: &str| DeliveryFilter { list: Some(name.to_owned()), ..deliveries() };
+        for (filter, expected) in [
+            (words(&["ORDER"]), vec![c, b, a]),
+            (words(&["order", "Ready"]), vec![a]),
+            (words(&["%_"]), vec![b]),
+            (words(&["order", "nothing"]), vec![]),
+            (words(&["Über"]), vec![d]),
+            (DeliveryFilter { entity: Some("e1".into()), ..words(&["order"]) }, vec![b]),
+            (list("guests"), vec![c]),
+            (list("guest"), vec![]),
+        ] {
+            let found: Vec<Uuid> = world.store.delivery_rows(&filter).await.unwrap().rows.iter().map(|row| row.notification_id).collect();
+            assert_eq!(newest_first(found), newest_first(expected.clone()), "{filter:?}");
+            // A job counts the parked ones among them.
+            let draft = JobDraft { act: Act::Retry, filter, unclear: false, pace_per_s: None };
+            let parked = expected.iter().filter(|id| **id != c).count();
+            assert_eq!(world.store.count_for_job(Some(world.tenant), &draft).await.unwrap().total, i64::try_from(parked).unwrap());
+        }
+        let titled = world.store.delivery_rows(&words(&["ready"])).await.unwrap().rows;
+        assert_eq!(titled[0].title.as_deref(), Some("Your Order is ready"));
+        // A stored job finds the same again.
+        let draft = JobDraft { act: Act::Discard, filter: words(&["ready"]), unclear: false, pace_per_s: None };
+        world.store.create_job(Some(world.tenant), &draft).await.unwrap();
+        while world.store.run_job_slice().await.unwrap() != SliceOutcome::Nothing {}
+        assert_eq!((world.delivery(a).await.state.as_str(), world.delivery(b).await.state.as_str()), ("discarded", "parked"));
+    }
+
+    async fn the_facts_and_the_newest_attempts_of_a_delivery_are_read_with_a_limit(world) {
+        world.capture(json!({"fail_on": "transient=b"})).await;
+        let (sent, retrying) = (world.enqueue("a", json!({})).await, world.enqueue("b", json!({})).await);
+        for _ in 0..3 {
+            world.pass().await;
+            world.make_due().await;
+        }
+        for id in [sent, retrying] {
+            let key = world.key(id, 1);
+            let facts = world.store.facts(key).await.unwrap().unwrap();
+            let row = world.store.delivery_row(Some(world.tenant), key.id(), true).await.unwrap().unwrap();
+            assert_eq!((facts.channel(), Some(facts.target())), ("email", row.address.as_deref()));
+        }
+        assert!(world.store.facts(world.key(sent, 9)).await.unwrap().is_none());
+        let seqs = async |limit| world.store.attempts_of(world.key(retrying, 1), limit).await.unwrap().iter().map(|attempt| attempt.seq).collect::<Vec<_>>();
+        assert_eq!((seqs(100).await, seqs(2).await), (vec![1, 2, 3], vec![2, 3]), "the newest, in order");
+        let newest = world.store.newest_attempts(world.tenant, 100).await.unwrap();
+        assert_eq!((newest.len(), world.store.newest_attempts(world.tenant, 1).await.unwrap().len()), (4, 1));
+        assert_eq!(world.store.newest_attempts(world.tenant + 1, 100).await.unwrap(), vec![]);
     }
 
     async fn every_filter_of_notifications_finds_its_matches(world) {

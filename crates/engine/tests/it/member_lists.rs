@@ -74,7 +74,7 @@ on_both! {
             (member("phone", "9876543210"), "add[0].member: is not a phone number in E.164"),
             (member("email", "a"), "add[0].member: is not a mail address"),
             (member("user", "a/../b"), "add[0].member: is or contains the path segment \"..\""),
-            (member("group", "x"), "add[0].kind: is \"group\"; allowed are user, list and, for an address, email, phone, slack, teams, webhook"),
+            (member("group", "x"), "add[0].kind: is \"group\"; allowed are user, list and, for an address, email, phone, slack, teams, webhook, push, web_push"),
             (on("sms", "email", "a@example.com"), "add[0].channel: is \"sms\"; allowed for email are email"),
             (on("pager", "phone", "+919876543210"), "add[0].channel: is \"pager\"; allowed for phone are sms, whatsapp, voice"),
             (on("email", "user", "42"), "add[0].channel: is given for a user; only an address has a channel; leave the field out"),

@@ -112,6 +112,45 @@ on_both! {
         assert_eq!(world.delivery(id).await.state, "sent");
     }
 
+    async fn b11_a_slack_message_has_the_text_and_a_button_to_the_action_url(world) {
+        let server = HttpServer::start(|_| Reply::ok().with_body("ok"));
+        provider(&world, "slack", &example("slack", &server)).await;
+        let mut message = json!({"to": server.url("/hers"), "subject": "Booked & paid", "text": "See <b>you</b>"});
+        enqueue(&world, "slack", &message).await;
+        world.pass().await;
+        // Slack asks for a second between two messages to one webhook.
+        message["to"] = json!(server.url("/his"));
+        message["action_url"] = json!("https://hotel.example/b/1?a=1&b=2");
+        enqueue(&world, "slack", &message).await;
+        world.pass().await;
+        let section = json!({"type": "section", "text": {"type": "mrkdwn", "text": "See &lt;b&gt;you&lt;/b&gt;"}});
+        let button = json!({"type": "button", "text": {"type": "plain_text", "text": "View"}, "url": message["action_url"]});
+        let sent: Vec<Value> = server.requests().iter().map(|request| request.json()).collect();
+        let text = "Booked &amp; paid";
+        assert_eq!(sent[0], json!({"text": text, "blocks": [section]}));
+        assert_eq!(sent[1], json!({"text": text, "blocks": [section, {"type": "actions", "elements": [button]}]}));
+    }
+
+    async fn b12_two_messages_to_one_recipient_keep_the_interval_of_the_service(world) {
+        let server = HttpServer::start(|_| Reply::ok().with_body("ok"));
+        provider(&world, "slack", &example("slack", &server)).await;
+        let message = |to: &str| json!({"to": server.url(to), "text": "Booked"});
+        let first = enqueue(&world, "slack", &message("/hers")).await;
+        let second = enqueue(&world, "slack", &message("/hers")).await;
+        enqueue(&world, "slack", &message("/his")).await;
+        world.pass().await;
+        let states = [world.delivery(first).await, world.delivery(second).await].map(|row| (row.state, row.attempts));
+        let mut paths: Vec<String> = server.requests().iter().map(|request| request.path.clone()).collect();
+        paths.sort();
+        assert_eq!(paths, ["/hers", "/his"], "{states:?}");
+        let waiting = states.iter().filter(|(state, attempts)| state == "pending" && *attempts == 0).count();
+        assert_eq!(waiting, 1, "the other one waits and has used up no attempt: {states:?}");
+        world.until("its turn has come", async || {
+            world.pass().await;
+            server.requests().len() == 3
+        }).await;
+    }
+
     async fn d7_a_delivery_without_a_service_is_parked_and_names_the_field(world) {
         let server = HttpServer::start(|_| Reply::ok());
         let mut example = example("home_assistant", &server);

@@ -114,7 +114,7 @@ on_both! {
             went("email", "sent", None), parked.clone(), went("email", "skipped", Some("unknown_user")), parked, went("in_app", "delivered", None),
         ]);
         let said = world.deliveries(id).await[1].last_error.clone().unwrap();
-        assert!(said.contains("\"pager\" does not exist") && said.contains("email, in_app, slack"), "{said}");
+        assert!(said.contains("\"pager\" does not exist") && said.contains("email, in_app, push, slack"), "{said}");
         let mut pager = world.draft("pager", "capture", json!({}));
         pager.channel = "pager".into();
         world.provider(pager).await;

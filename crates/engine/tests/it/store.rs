@@ -29,6 +29,7 @@ pub fn settlement(delivery: &Delivery, finish: Finish, outcome: &'static str) ->
         lease: lease(delivery),
         place: None,
         finish,
+        moved_to: None,
         attempt: Some(attempt),
         code: None,
         class: None,

@@ -113,7 +113,7 @@ on_both! {
             ("email", "a@example.com\r\nBcc: b@example.com", "addresses[0].address: holds '\\r'"),
             ("slack", "ftp://example.com", "addresses[0].address: must be an absolute URL"),
             ("webhook", "", "addresses[0].address: has 0 bytes"),
-            ("fax", "+919876543210", "addresses[0].kind: is \"fax\"; allowed are email, phone, slack, teams, webhook"),
+            ("fax", "+919876543210", "addresses[0].kind: is \"fax\"; allowed are email, phone, slack, teams, webhook, push, web_push"),
             ("user", "7", "addresses[0].kind: is \"user\""),
         ];
         for (kind, to, problem) in refused {

@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use postcommit_channel::model::{DeliveryId, DeliveryKey, Scope};
 use postcommit_engine::store::{
-    Act, Acted, AttemptRow, DeliveryFilter, DeliveryRow, Job, JobCount, MAX_IDS, PACE_MOST, Store,
+    Act, Acted, AttemptRow, DeliveryFilter, DeliveryRow, Job, JobCount, MAX_IDS, PACE_MOST, ReceiptRow, Store,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -36,16 +36,18 @@ pub async fn list_deliveries(
     Ok(Json(Listing::walked(caller.store(&app).delivery_rows(&filter).await?)))
 }
 
-/// One delivery and its attempts.
+/// One delivery, its attempts and its receipts.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct DeliveryStory {
     #[serde(flatten)]
     delivery: DeliveryRow,
     /// All attempts in order, including the attempts before a retry by an operator.
     attempt_log: Vec<AttemptRow>,
+    /// What the provider reported after the send, in the order in which it came.
+    receipts: Vec<ReceiptRow>,
 }
 
-/// Returns one delivery with all its attempts.
+/// Returns one delivery with all its attempts and receipts.
 #[utoipa::path(get, path = "/v1/deliveries/{id}", tag = "deliveries", security(("key" = ["read"])), params(("id" = String, Path, description = "The id of the delivery: `{notification}.{n}`"), FullQuery, TenantQuery),
     responses((status = 200, description = "The delivery", body = DeliveryStory), ProblemResponses))]
 pub async fn get_delivery(
@@ -61,7 +63,8 @@ pub async fn get_delivery(
     let delivery = row.ok_or_else(|| Problem::not_found("delivery"))?;
     let mut attempt_log = store.attempts(key.tenant, key.notification).await?;
     attempt_log.retain(|attempt| attempt.delivery_id == delivery.id);
-    Ok(Json(DeliveryStory { delivery, attempt_log }))
+    let receipts = store.receipts(key.tenant, key.notification, key.n).await?;
+    Ok(Json(DeliveryStory { delivery, attempt_log, receipts }))
 }
 
 /// Whether full addresses are shown: the caller asked for them and has the scope `operate`.

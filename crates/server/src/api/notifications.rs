@@ -389,6 +389,17 @@ pub struct NotificationQuery {
     title: Option<String>,
 }
 
+/// The words of a title filter.
+pub fn title_words(title: Option<&str>) -> Result<Vec<String>, Problem> {
+    check_lengths(&[("title", title)], limits::TITLE_BYTES)?;
+    let words: Vec<String> = title.unwrap_or_default().split_whitespace().map(str::to_owned).collect();
+    if words.len() > TITLE_WORDS {
+        let detail = format!("has {} words; at most {TITLE_WORDS} are allowed", words.len());
+        return Err(Problem::invalid("title", detail));
+    }
+    Ok(words)
+}
+
 impl NotificationQuery {
     fn filter(
         self,
@@ -396,14 +407,7 @@ impl NotificationQuery {
         whose: Option<i32>,
         stuck_after: Duration,
     ) -> Result<NotificationFilter, Problem> {
-        let words: Vec<String> =
-            self.title.iter().flat_map(|title| title.split_whitespace()).map(str::to_owned).collect();
-        if words.len() > TITLE_WORDS {
-            return Err(Problem::invalid(
-                "title",
-                format!("has {} words; at most {TITLE_WORDS} are allowed", words.len()),
-            ));
-        }
+        let words = title_words(self.title.as_deref())?;
         let names = [
             ("channel", self.channel.as_deref()),
             ("event_type", self.event_type.as_deref()),
@@ -413,7 +417,6 @@ impl NotificationQuery {
             ("idempotency_key", self.idempotency_key.as_deref()),
         ];
         check_lengths(&names, limits::NAME_CHARS)?;
-        check_lengths(&[("title", self.title.as_deref())], limits::TITLE_BYTES)?;
         check_lengths(&[("recipient", self.recipient.as_deref())], limits::ADDRESS_BYTES)?;
         Ok(NotificationFilter {
             tenant: whose,

@@ -61,8 +61,23 @@ pub struct ShownProvider {
     burst: Option<i32>,
     /// The reason why the provider is paused. `null` if it is not paused.
     paused: Option<String>,
-    /// The time until which the provider is held, because it asked to wait. `null` if it is not held.
+    /// The number of failures of the service in a row after which nothing is sent for a while. 0 means that this breaker
+    /// is off.
+    breaker_failures: i32,
+    /// The number of seconds for which nothing is sent when the breaker trips first.
+    breaker_cool_down_s: i32,
+    /// The next provider, which takes over while this one cannot send. `null` if there is none.
+    failover: Option<String>,
+    /// How many seconds this provider may ask to wait before the next one takes over.
+    failover_after_s: i32,
+    /// The time until which the provider is held, because it asked to wait or its breaker tripped. `null` if it is not
+    /// held.
     held_until: Option<Timestamp>,
+    /// The reason why the breaker tripped. `null` if it did not, or if the provider asked to wait.
+    hold_reason: Option<String>,
+    /// How often the breaker tripped since the last success. While it is above 0 and the provider is not held, one send
+    /// is made at a time.
+    trips: i32,
     /// The reason why no worker can decrypt the secrets of the provider, so that nothing is sent. `null` if they can be
     /// decrypted.
     unopened: Option<String>,
@@ -99,6 +114,12 @@ impl ShownProvider {
             is_default: provider.draft.is_default,
             enabled: provider.draft.enabled,
             rate_per_s: provider.draft.rate_per_s,
+            breaker_failures: provider.draft.breaker_failures,
+            breaker_cool_down_s: provider.draft.breaker_cool_down_s,
+            failover: provider.draft.failover,
+            failover_after_s: provider.draft.failover_after_s,
+            hold_reason: provider.hold_reason,
+            trips: provider.trips,
             paused: provider.paused,
             held_until: provider.held_until.filter(|until| *until > now),
             revision: provider.revision,
@@ -202,6 +223,22 @@ macro_rules! description {
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<i32>, minimum = 1, maximum = 10_000)]
             burst: Option<Option<i32>>,
+            /// The number of failures of the service in a row after which nothing is sent for a while. 0 switches this
+            /// breaker off. Default: 5.
+            #[schema(minimum = 0, maximum = 100)]
+            breaker_failures: Option<i32>,
+            /// The number of seconds for which nothing is sent when the breaker trips. It doubles each time, up to 300.
+            /// Default: 5.
+            #[schema(minimum = 1, maximum = 300)]
+            breaker_cool_down_s: Option<i32>,
+            /// The next provider of the same channel, which takes over while this one cannot send. At most 5 providers
+            /// form a chain. `null` removes it.
+            #[serde(default, deserialize_with = "given")]
+            #[schema(value_type = Option<String>, min_length = 1, max_length = 63)]
+            failover: Option<Option<String>>,
+            /// How many seconds this provider may ask to wait before the next one takes over. Default: 30.
+            #[schema(minimum = 0, maximum = 86_400)]
+            failover_after_s: Option<i32>,
             /// Whether the provider accepts new deliveries.
             enabled: Option<bool>,
         }
@@ -219,6 +256,10 @@ macro_rules! description {
                     is_default: given.is_default,
                     rate_per_s: given.rate_per_s,
                     burst: given.burst,
+                    breaker_failures: given.breaker_failures,
+                    breaker_cool_down_s: given.breaker_cool_down_s,
+                    failover: given.failover,
+                    failover_after_s: given.failover_after_s,
                     enabled: given.enabled,
                 }
             }
@@ -289,8 +330,8 @@ pub async fn create_provider(
     let store = caller.store_of_one(&app);
     let (name, driver) = (new.name.clone(), new.driver.clone());
     let made = workshop(&app, &store, &caller).create(caller.tenant(), &name, &driver, new.into()).await?;
-    // The secret is revealed here to return it once.
-    let signing_secret = made.map(|secret| secret.reveal().to_owned());
+    // The secret is revealed here to return it once. A public half is one of the settings.
+    let signing_secret = made.filter(|made| made.public.is_none()).map(|made| made.secret.reveal().to_owned());
     Ok((
         StatusCode::CREATED,
         Json(MadeProvider { provider: shown(&app, &store, &caller, &name).await?, signing_secret }),

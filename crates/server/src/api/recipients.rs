@@ -38,6 +38,16 @@ impl PartialSchema for To {
             object([("slack", url().description(Some("A Slack incoming webhook. The URL is a secret")))]),
             object([("teams", url().description(Some("A Teams workflow webhook. The URL is a secret")))]),
             object([("webhook", url().description(Some("An endpoint that receives signed JSON")))]),
+            object([(
+                "push",
+                address().pattern(Some(r"^\S+$")).description(Some("The token of an app on a device, or a topic of FCM")),
+            )]),
+            object([(
+                "web_push",
+                address().pattern(Some(r"^\{\S+\}$")).description(Some(
+                    "The subscription of a browser as JSON text without spaces, as JSON.stringify writes it. It is a secret",
+                )),
+            )]),
             object([
                 (
                     "provider",

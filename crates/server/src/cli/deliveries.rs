@@ -8,7 +8,7 @@ mod which;
 
 use clap::{Args, Subcommand};
 use postcommit_channel::model::DeliveryId;
-use postcommit_engine::store::{Act, DeliveryFilter, DeliveryRow, Store};
+use postcommit_engine::store::{Act, DeliveryFilter, DeliveryRow, ReceiptRow, Store};
 use serde_json::json;
 
 use super::AnyId;
@@ -24,7 +24,7 @@ use which::Which;
 pub enum Deliveries {
     /// List deliveries, newest first
     List(List),
-    /// Show one delivery with its attempts, or one notification if the id is that of a notification
+    /// Show one delivery with its attempts and receipts, or one notification if the id is that of a notification
     Show {
         /// Id of a delivery (NOTIFICATION.N) or of a notification
         #[arg(value_parser = super::any_id)]
@@ -142,17 +142,29 @@ pub(super) async fn show(format: Format, store: &Store, id: DeliveryId, full: bo
     let attempts: Vec<_> =
         store.attempts(key.tenant, id.notification).await?.into_iter().filter(|a| a.delivery_id == row.id).collect();
     let story = store.notification_details(None, id.notification).await?;
+    let receipts = store.receipts(key.tenant, id.notification, id.n).await?;
     let mut told = json!(row);
     told["attempt_log"] = json!(attempts);
+    told["receipts"] = json!(receipts);
     output::one(format, &told, |_| {
         let past = story.iter().flat_map(|story| history(story, &row.id));
         std::iter::once(format!("{}  {}", row.id, standing(&row)))
             .chain(fields(&row))
             .chain(past)
+            .chain(receipts.iter().map(receipt_line))
             .collect::<Vec<_>>()
             .join("\n")
     });
     Ok(Exit::Ok)
+}
+
+/// What the provider reported after the send, and what became of it.
+fn receipt_line(receipt: &ReceiptRow) -> String {
+    let said: Vec<&str> = receipt.code.as_deref().into_iter().chain(receipt.detail.as_deref()).collect();
+    let said = if said.is_empty() { String::new() } else { format!("  {}", said.join(": ")) };
+    let why = receipt.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    let by = or_dash(&receipt.provider);
+    format!("     < {}  {} by {by}  {}{why}{said}", receipt.received_at, receipt.happened, receipt.fate)
 }
 
 /// The fields of a delivery, most important first.

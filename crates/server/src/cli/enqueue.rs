@@ -25,8 +25,8 @@ pub struct Enqueue {
     /// Event type, e.g. booking.confirmed
     #[arg(required_unless_present = "json")]
     event_type: Option<String>,
-    /// Recipient: email:a@b.c, phone:+49…, webhook:https://…, slack:…, teams:…, user:ID, list:NAME or
-    /// provider:NAME:ADDRESS; repeatable. All but user need a provider that serves the channel
+    /// Recipient: email:a@b.c, phone:+49…, webhook:https://…, slack:…, teams:…, push:…, web_push:…, user:ID,
+    /// list:NAME or provider:NAME:ADDRESS; repeatable. All but user need a provider that serves the channel
     #[arg(long = "to", value_name = "RECIPIENT")]
     to: Vec<String>,
     /// The event's data as JSON; @FILE reads a file, - reads stdin, here and for --data, --source and --json
@@ -237,7 +237,7 @@ pub fn recipient(text: &str) -> Result<Recipient, Failure> {
 pub fn kind_and_value(text: &str) -> Result<Recipient, String> {
     let (kind, value) = text.split_once(':').unwrap_or(("", text));
     match kind {
-        "email" | "user" | "list" | "phone" | "slack" | "teams" | "webhook" => {
+        "email" | "user" | "list" | "phone" | "slack" | "teams" | "webhook" | "push" | "web_push" => {
             Recipient::from_json(&json!({ kind: value }))
         }
         "provider" => value
@@ -247,6 +247,6 @@ pub fn kind_and_value(text: &str) -> Result<Recipient, String> {
         "http" | "https" => Ok(Recipient::webhook(text)),
         _ if text.contains('@') => Ok(Recipient::email(text)),
         _ if text.starts_with('+') => Ok(Recipient::phone(text)),
-        _ => Err("is not a recipient; write email:…, phone:…, webhook:…, slack:…, teams:…, user:…, list:… or provider:NAME:ADDRESS".into()),
+        _ => Err("is not a recipient; write email:…, phone:…, webhook:…, slack:…, teams:…, push:…, web_push:…, user:…, list:… or provider:NAME:ADDRESS".into()),
     }
 }

@@ -111,6 +111,8 @@ fn shut(shut: &ClosedCount) -> Option<String> {
         ("lanes with secrets that cannot be decrypted", shut.lanes_unopened),
         ("hosts paused", shut.hosts_paused),
         ("hosts held", shut.hosts_held),
+        ("lanes with a tripped breaker", shut.lanes_tripped),
+        ("hosts with a tripped breaker", shut.hosts_tripped),
     ];
     let told: Vec<String> =
         counts.iter().filter(|(_, count)| *count > 0).map(|(what, count)| format!("{what}: {count}")).collect();

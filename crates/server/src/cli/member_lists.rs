@@ -59,8 +59,8 @@ pub struct Description {
 pub struct Members {
     #[command(flatten)]
     which: NameArgs,
-    /// Member: user:ID, list:NAME, email:a@b.c, phone:+49…, slack:https://…, teams:https://… or webhook:https://…; at
-    /// most 1000
+    /// Member: user:ID, list:NAME, email:a@b.c, phone:+49…, slack:https://…, teams:https://…, webhook:https://…,
+    /// push:TOKEN or web_push:SUBSCRIPTION; at most 1000
     #[arg(required = true, value_name = "MEMBER")]
     members: Vec<String>,
     /// Channel of the addresses, e.g. whatsapp for phone numbers [default: the default channel of the kind of address]

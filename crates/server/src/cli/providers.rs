@@ -1,5 +1,6 @@
 //! The command `postcommit providers`.
 
+mod callback;
 mod shut;
 mod test;
 
@@ -83,6 +84,8 @@ pub enum Providers {
         #[arg(required = true, value_name = "FILE")]
         files: Vec<std::path::PathBuf>,
     },
+    /// Show the URL to which the provider sends its callbacks; the first call creates it
+    Callback(callback::CallbackArgs),
     /// Send a test message immediately, without the queue; exits 1 if it was not sent
     Test(test::Test),
     /// Delete a provider; refused while deliveries wait for it
@@ -140,6 +143,22 @@ pub struct Description {
     /// Time limit of one send in milliseconds, 100 to 300000 [default: 15000]
     #[arg(long)]
     timeout_ms: Option<i32>,
+    /// Failures of the service in a row after which nothing is sent for a while, 0 to 100; 0 switches this breaker off
+    /// [default: 5]
+    #[arg(long, value_name = "COUNT")]
+    breaker_failures: Option<i32>,
+    /// Seconds for which nothing is sent when the breaker trips, 1 to 300; doubled each time, up to 300 [default: 5]
+    #[arg(long, value_name = "SECONDS")]
+    breaker_cool_down_s: Option<i32>,
+    /// Next provider of the same channel, which takes over while this one cannot send [default: none]
+    #[arg(long, value_name = "NAME")]
+    failover: Option<String>,
+    /// Remove the next provider
+    #[arg(long, conflicts_with = "failover")]
+    no_failover: bool,
+    /// Seconds that this provider may ask to wait before the next one takes over, 0 to 86400 [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    failover_after_s: Option<i32>,
     /// Whether the provider accepts new deliveries [default: true]
     #[arg(long, value_name = "BOOL")]
     enabled: Option<bool>,
@@ -166,12 +185,15 @@ impl Providers {
             Self::Update(description) => description.update(format, settings, &store).await,
             Self::List { tenant } => list(format, &store, super::tenant(&store, tenant.as_deref()).await?).await,
             Self::Test(test) => test.run(format, settings, &store).await,
+            Self::Callback(callback) => callback.run(format, settings, &store).await,
             Self::Show { name, tenant } => {
                 let (tenant, provider) = find(&store, tenant, name).await?;
                 let hosts = store.closed_hosts(Some(tenant), Some(provider.id), HOSTS_SHOWN).await?;
                 let provider = held_now(provider, store.now().await?);
                 let closed = Closed { hosts, unopened: store.unopened(Some(tenant)).await? };
-                output::one(format, &shown(&provider, &store.tenants().await?, &closed), text);
+                let mut value = shown(&provider, &store.tenants().await?, &closed);
+                value["callbacks"] = callback::shown(&app::keys(settings), &provider);
+                output::one(format, &value, text);
                 Ok(Exit::Ok)
             }
             Self::Pause { name, tenant, reason, host } => {
@@ -211,19 +233,19 @@ impl Description {
         let driver =
             self.driver.as_deref().ok_or_else(|| usage(format!("--driver is missing; allowed are {}", drivers())))?;
         // Check the driver first, so that a misspelt driver does not create the tenant.
-        driver::kind(driver).map_err(usage)?;
+        let kind = driver::kind(driver).map_err(usage)?;
         let tenant = store.tenant_or_new(&self.tenant).await?;
         let (keys, egress) = (app::keys(settings), egress(settings)?);
         let workshop = workshop(store, &keys, &egress, self.new_secrets_key);
         let made = workshop.create(tenant, &self.name, driver, self.change()?).await?;
-        // The secret is revealed here to print it once.
-        let made = made.map(|secret| secret.reveal().to_owned());
-        if let (Some(secret), Format::Text) = (&made, format) {
-            say!("receivers verify the signature with this secret; it is not shown again:\n  {secret}");
-        }
         let mut result = json!({"provider": self.name, "result": "created"});
-        if let Some(secret) = made {
-            result["secret"] = secret.into();
+        if let (Some(made), Some(new)) = (made, &kind.new_secret) {
+            // The secret is revealed here to print it once, if it has no public half.
+            let shown = made.public.clone().unwrap_or_else(|| made.secret.reveal().to_owned());
+            if format == Format::Text {
+                say!("{}:\n  {shown}", new.about);
+            }
+            result[if made.public.is_some() { "public_key" } else { "secret" }] = shown.into();
         }
         output::one(format, &result, |_| format!("provider {} created", self.name));
         Ok(Exit::Ok)
@@ -258,6 +280,10 @@ impl Description {
             is_default: self.is_default,
             rate_per_s: rate(self.rate_per_s.is_some()).map(|()| self.rate_per_s),
             burst: rate(self.burst.is_some()).map(|()| self.burst),
+            breaker_failures: self.breaker_failures,
+            breaker_cool_down_s: self.breaker_cool_down_s,
+            failover: self.failover.clone().map(Some).or(self.no_failover.then_some(None)),
+            failover_after_s: self.failover_after_s,
             enabled: self.enabled,
         })
     }
@@ -384,19 +410,32 @@ fn text(provider: &Value) -> String {
     };
     let pairs = |name: &str| Some(output::pairs(&provider[name])).filter(|pairs| !pairs.is_empty());
     let rate = provider["rate_per_s"].as_f64().map(|per_s| format!("{per_s} a second, burst {}", provider["burst"]));
+    let breaker = match (provider["breaker_failures"].as_i64(), provider["breaker_cool_down_s"].as_i64()) {
+        (Some(0), _) => Some("off".to_owned()),
+        (Some(failures), Some(first)) => Some(format!("after {failures} failures in a row, {first} s first")),
+        _ => None,
+    };
+    let failover = word(&provider["failover"]).map(|next| match provider["failover_after_s"].as_i64() {
+        Some(after) => format!("{next}, when held for more than {after} s"),
+        None => next,
+    });
     let fields = [
         ("tenant", word(&provider["tenant"])),
         ("channel", word(&provider["channel"])),
         ("driver", word(&provider["driver"])),
         ("default", word(&provider["is_default"])),
         ("held until", word(&provider["held_until"])),
+        ("because", word(&provider["hold_reason"])),
         ("guarantee", word(&provider["guarantee"])),
         ("policy", pairs("policy").or_else(|| word(&provider["policy"]))),
         ("concurrency", word(&provider["concurrency"])),
         ("rate", rate),
         ("timeout", provider["timeout_ms"].as_i64().map(|ms| format!("{ms} ms"))),
+        ("breaker", breaker),
+        ("failover", failover),
         ("settings", pairs("settings")),
         ("secrets", word(&provider["secrets"])),
+        ("callbacks", callback::text(&provider["callbacks"])),
     ];
     let lines = fields.iter().filter_map(|(name, value)| Some(format!("  {name:<13}{}", value.as_ref()?)));
     let hosts = shut::lines(&provider["hosts"]);
@@ -413,6 +452,9 @@ fn lane(provider: &Value) -> String {
         (None, _) if provider["suspended"] == true => "tenant suspended".to_owned(),
         (None, Some(why)) => format!("closed: its secrets cannot be decrypted: {why}"),
         (None, None) if provider["enabled"] == false => "disabled".to_owned(),
+        (None, None) if provider["trips"].as_i64().unwrap_or(0) > 0 && provider["held_until"].is_null() => {
+            "probed: one send at a time, after failures".to_owned()
+        }
         (None, None) => "open".to_owned(),
     }
 }

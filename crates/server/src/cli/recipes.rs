@@ -118,6 +118,7 @@ fn described(kind: &Kind) -> serde_json::Value {
         "driver": kind.name, "channel": kind.channel, "guarantee": kind.guarantee.name(), "service": recipe.title, "address": recipe.address,
         "because": recipe.because, "facts": recipe.facts, "rate_per_s": recipe.rate_per_s, "burst": recipe.burst,
         "settings": recipe.settings, "secrets": recipe.secrets, "data": recipe.data,
+        "callbacks": kind.callback.as_ref().map(|callback| callback.help()),
     })
 }
 
@@ -142,6 +143,7 @@ fn text(kind: &Kind) -> String {
     for (option, value, fields) in groups {
         lines.extend(fields.iter().map(|(name, field)| format!("  {option} {name}{value}  {}", about(field))));
     }
+    lines.extend(kind.callback.as_ref().map(|callback| format!("  callbacks  {}", callback.help())));
     if !recipe.facts.is_empty() {
         lines.push(format!("  {}", recipe.facts));
     }

@@ -53,8 +53,8 @@ pub struct Description {
     /// Fields that templates read as user.data, as JSON; @FILE reads a file, - reads stdin
     #[arg(long, value_name = "JSON")]
     data: Option<String>,
-    /// Address: email:a@b.c, phone:+49…, slack:https://…, teams:https://… or webhook:https://…; repeatable; replaces
-    /// all addresses. The first address of a kind is used
+    /// Address: email:a@b.c, phone:+49…, slack:https://…, teams:https://…, webhook:https://…, push:TOKEN or
+    /// web_push:SUBSCRIPTION; repeatable; replaces all addresses. The first address of a kind is used
     #[arg(long = "address", value_name = "KIND:ADDRESS")]
     addresses: Vec<String>,
     /// Remove all addresses

@@ -100,6 +100,10 @@ pub struct Provider {
     pub is_default: Option<bool>,
     pub rate_per_s: Option<f64>,
     pub burst: Option<i32>,
+    pub breaker_failures: Option<i32>,
+    pub breaker_cool_down_s: Option<i32>,
+    pub failover: Option<String>,
+    pub failover_after_s: Option<i32>,
     pub enabled: Option<bool>,
     /// The source of each secret: `env:NAME`, `file:PATH`, or `stored` to keep the provider's current secret.
     #[serde(default)]

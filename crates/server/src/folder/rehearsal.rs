@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use postcommit_channel::model::Link;
 use postcommit_channel::template::Warning;
 use postcommit_engine::store::{
     EditError, LIST_MEMBERS, LayoutDraft, MEMBERS_CHANGED, MemberDraft, TEMPLATES, TemplateDraft, check_list,
@@ -24,6 +25,8 @@ pub struct Rehearsal<'a> {
     templates: BTreeMap<String, (TemplateDraft, BTreeSet<String>)>,
     /// Members of lists by name.
     lists: BTreeMap<String, Vec<MemberDraft>>,
+    /// The changed providers, as links of chains.
+    providers: BTreeMap<String, Link>,
 }
 
 impl<'a> Rehearsal<'a> {
@@ -38,7 +41,7 @@ impl<'a> Rehearsal<'a> {
         for (name, object) in present.of(Kind::List) {
             lists.insert(name.clone(), parsed::<List>(object)?.members);
         }
-        Ok(Self { stored, common, templates, lists })
+        Ok(Self { stored, common, templates, lists, providers: BTreeMap::new() })
     }
 
     /// Performs [`Stored::put`] in memory.
@@ -63,7 +66,8 @@ impl<'a> Rehearsal<'a> {
             Kind::Provider => {
                 let (driver, change) = self.stored.provider_change(name, parsed(object)?, is_new).await?;
                 let new_driver = is_new.then_some(driver.as_str());
-                self.stored.workshop.rehearse(self.stored.tenant, name, new_driver, change).await?;
+                let workshop = &self.stored.workshop;
+                workshop.rehearse(self.stored.tenant, name, new_driver, change, &mut self.providers).await?;
             }
             Kind::Template => return self.put_template(name, object, is_new).await,
         }

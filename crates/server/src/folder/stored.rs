@@ -263,6 +263,10 @@ impl Stored<'_> {
             is_default: provider.is_default,
             rate_per_s: provider.rate_per_s.map(Some),
             burst: provider.burst.map(Some),
+            breaker_failures: provider.breaker_failures,
+            breaker_cool_down_s: provider.breaker_cool_down_s,
+            failover: provider.failover.map(Some),
+            failover_after_s: provider.failover_after_s,
             enabled: provider.enabled,
         };
         Ok((provider.driver, change))
@@ -367,6 +371,10 @@ fn provider_of(provider: &StoredProvider) -> Provider {
         is_default: Some(provider.is_default),
         rate_per_s: provider.rate_per_s,
         burst: provider.burst,
+        breaker_failures: Some(provider.breaker_failures),
+        breaker_cool_down_s: Some(provider.breaker_cool_down_s),
+        failover: provider.failover.clone(),
+        failover_after_s: Some(provider.failover_after_s),
         enabled: Some(provider.enabled),
         secrets,
     }

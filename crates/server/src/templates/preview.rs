@@ -1,6 +1,7 @@
 //! Renders a version of a template without sending it.
 
-use postcommit_channel::model::digest_payload;
+use postcommit_channel::model::{Facts, Maker, StoredNotification, digest_payload};
+use postcommit_channel::render::{Content, render};
 use postcommit_channel::template::sms::{Segments, segments};
 use postcommit_channel::template::{
     Compiled, FlatPayload, IS_MANDATORY, Input, NO_PUBLIC_URL, Note, Warning, check_time_zone, default_address,
@@ -74,7 +75,7 @@ pub struct RenderFailure {
 struct Event {
     from: &'static str,
     payload: Box<RawValue>,
-    notification: Option<postcommit_channel::model::StoredNotification>,
+    notification: Option<StoredNotification>,
 }
 
 impl Templates<'_> {
@@ -108,6 +109,43 @@ impl Templates<'_> {
             };
             let (template, channel, data_from) = (draft.id.clone(), draft.channel.clone(), event.from);
             rendered(&compiled, &input, Preview::empty(template, version, channel, data_from))
+        });
+        rendered.await.map_err(|e| stopped(&e))
+    }
+
+    /// Renders a delivery as it was sent, or as it will be: with its version of the template, and with what was known of
+    /// its user when it was expanded. Its unsubscribe link is a sample.
+    pub async fn as_sent(
+        &self,
+        note: StoredNotification,
+        facts: Facts,
+        public_url: &str,
+    ) -> Result<Preview, EditError> {
+        let channel = facts.channel().to_owned();
+        let Some((id, version)) = facts.template.clone().zip(facts.template_version.filter(|version| *version > 0))
+        else {
+            return Ok(filled(render(&note, &facts), Preview::empty(String::new(), 0, channel, "notification")));
+        };
+        let compiled = compiled(&self.source(&id, version).await?).await?;
+        let items = match note.maker(&facts) {
+            Maker::Digest => self.store.digest_items(&[(self.tenant, note.id)]).await?.remove(&note.id),
+            _ => None,
+        };
+        let unsubscribe_url = self.sample_link(&note.event_type, public_url).await?;
+        let rendered = tokio::task::spawn_blocking(move || {
+            let items: Option<Vec<_>> = items.map(|items| items.into_iter().map(|item| item.payload).collect());
+            let payload =
+                items.map_or_else(|| note.payload.flat().clone(), |items| FlatPayload::new(&digest_payload(&items)));
+            let user = facts.user();
+            let input = Input {
+                payload: &payload,
+                note: (&note).into(),
+                user: user.as_ref(),
+                language: facts.language.as_deref(),
+                time_zone: user.as_ref().and_then(|user| user.get("time_zone")?.as_str()),
+                unsubscribe_url: unsubscribe_url.as_deref().map_err(|why| *why),
+            };
+            rendered(&compiled, &input, Preview::empty(id, version, channel, "notification"))
         });
         rendered.await.map_err(|e| stopped(&e))
     }
@@ -164,6 +202,14 @@ impl Preview {
     }
 }
 
+/// The preview with the content of a message.
+fn filled(content: Content, mut preview: Preview) -> Preview {
+    preview.sms = content.text.as_deref().filter(|_| preview.channel == "sms").map(segments);
+    preview.data = content.data.as_ref().and_then(|data| serde_json::from_str(data.get()).ok());
+    (preview.subject, preview.text, preview.html) = (content.subject, content.text, content.html);
+    preview
+}
+
 fn rendered(compiled: &Compiled, input: &Input<'_>, mut preview: Preview) -> Preview {
     let result = compiled.address(input).and_then(|to| Ok((to, compiled.render(input)?)));
     let (to, (content, warnings)) = match result {
@@ -182,10 +228,5 @@ fn rendered(compiled: &Compiled, input: &Input<'_>, mut preview: Preview) -> Pre
             None
         }
     });
-    if preview.channel == "sms" {
-        preview.sms = content.text.as_deref().map(segments);
-    }
-    preview.data = content.data.as_ref().and_then(|data| serde_json::from_str(data.get()).ok());
-    (preview.subject, preview.text, preview.html) = (content.subject, content.text, content.html);
-    preview
+    filled(content, preview)
 }

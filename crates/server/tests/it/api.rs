@@ -3,7 +3,7 @@
 //! - `app`: the test fixture;
 //! - `walk`: every operation of `/openapi.json`, by permitted and forbidden callers, and across two tenants;
 //! - `repeated`: one key many times, with the server killed in between; `hostile`: malicious bodies;
-//! - `audience`, `stories`, `parked`, `lists`, `recipients`, `providers`, `templates`, `hosts`, `kpis`: requests and their answers; `tenants`,
+//! - `audience`, `callbacks`, `stories`, `parked`, `lists`, `recipients`, `providers`, `templates`, `hosts`, `kpis`: requests and their answers; `tenants`,
 //!   `sessions`, `limits`, `roles`: permissions and limits.
 
 /// Runs each test on either database, which is passed to it.
@@ -34,20 +34,20 @@ pub(crate) use on_both;
 pub mod app;
 pub use app::App;
 mod audience;
+mod callbacks;
 mod hostile;
 mod hosts;
 mod kpis;
 
 mod limits;
 mod lists;
-mod pages;
 mod parked;
 mod providers;
 mod recipients;
 mod repeated;
 mod resend;
 mod roles;
-mod sessions;
+pub mod sessions;
 mod stories;
 mod templates;
 mod tenants;

@@ -3,6 +3,7 @@
 mod access;
 mod act;
 mod audience;
+mod failover;
 mod files;
 mod first_days;
 mod mail;

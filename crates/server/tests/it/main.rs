@@ -7,6 +7,7 @@
 //!   guarantee;
 //! - `digests`: a digest of five events, killed at every step;
 //! - `kill_loop`: a load, and SIGKILL repeatedly at random moments;
+//! - `brokers`: a load of events to each real broker, and SIGKILL repeatedly;
 //! - `mail`: a mail, killed at every step of the SMTP dialogue, and through a real mail server;
 //! - `large_list`: a list that is expanded in parts by servers that are killed on the way;
 //! - `frozen`: a worker that is frozen past its lease while a request is in flight;
@@ -16,12 +17,13 @@
 //! - `installation`: the test fixture; `records`: the three records and their comparison.
 //!
 //! Beside it: `api`, the HTTP API for permitted, forbidden and malicious callers; `fuzz`, the API against its OpenAPI
-//! document; `inbox`, its pages in a real browser; `cli`, the commands; `door`, slow, large and ambiguous requests;
+//! document; `ui` and `inbox`, their pages in a real browser; `cli`, the commands; `door`, slow, large and ambiguous requests;
 //! `clients`, the packages for other languages; `observability`, metrics, traces and logs; and `docs`, the snippets of
 //! the documentation.
 #![allow(clippy::unwrap_used)]
 
 mod api;
+mod brokers;
 mod cli;
 mod clients;
 mod clocks;
@@ -43,3 +45,4 @@ mod observability;
 mod records;
 mod refusal;
 mod silent_database;
+mod ui;

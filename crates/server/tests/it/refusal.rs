@@ -63,7 +63,12 @@ fn short(kind: Kind) -> Vec<Case> {
     let mut cases = Vec::new();
     for step in &STEPS {
         for (answer, times) in [(step.meant_for, 1), (answers.next().unwrap(), 2)] {
-            let guarantee = if step.name == "announce" { Guarantee::AtMostOnce } else { guarantees.next().unwrap() };
+            let guarantee = match step.name {
+                "announce" => Guarantee::AtMostOnce,
+                // What was announced never moves.
+                "move" => Guarantee::Idempotent,
+                _ => guarantees.next().unwrap(),
+            };
             cases.push(Case { step, answer, times, kind, guarantee });
         }
     }

@@ -12,8 +12,8 @@ use crate::driver::http::{REDACTED, REFERENCE_CHARS, excerpt};
 use crate::egress::HttpAnswer;
 use crate::model::{ErrorClass, Evidence, Guarantee, Outcome, Report};
 
-/// The names that expressions on answers may read.
-pub(super) const NAMES: [&str; 4] = ["headers", "json", "status", "text"];
+/// The names that expressions on answers may read. `code` is what `[answer] code` reads.
+const NAMES: [&str; 5] = ["code", "headers", "json", "status", "text"];
 /// The most characters of a service's error code that are kept.
 const CODE_CHARS: usize = 64;
 /// The most characters of a service's error text that are kept.
@@ -130,7 +130,7 @@ impl Answers {
 
     /// Translates an answer. `secrets` are redacted in what is kept of it.
     pub(super) fn report(&self, answer: &HttpAnswer, guarantee: Guarantee, secrets: &[String]) -> Report {
-        let context = context(answer);
+        let context = context(answer, self.code.as_ref());
         // An expression that fails on an answer of another shape is not true for it.
         let is_true = |expression: &Expression| expression.is_true(&context).unwrap_or(false);
         let read = |expression: &Option<Expression>| {
@@ -141,11 +141,10 @@ impl Answers {
         let mut evidence = Evidence { excerpt: Some(excerpt(&answer.body, secrets)), ..Evidence::default() };
         evidence.excerpt.take_if(|text| text.is_empty());
         let after = self.wait(&context).max(answer.retry_after());
-        let is_whole = answer.body_complete && !answer.truncated;
         if (200..=299).contains(&answer.status) && is_true(&self.success) {
             // A shortened or redacted id is useless.
-            let is_whole = |id: &String| id.chars().count() <= REFERENCE_CHARS && !id.contains(REDACTED);
-            evidence.provider_ref = read(&self.id).filter(is_whole);
+            let is_useful = |id: &String| id.chars().count() <= REFERENCE_CHARS && !id.contains(REDACTED);
+            evidence.provider_ref = read(&self.id).filter(is_useful);
             let outcome = if self.delivered { Outcome::Delivered } else { Outcome::Sent };
             return Report { evidence, after, ..Report::from(outcome) };
         }
@@ -176,7 +175,7 @@ impl Answers {
         };
         evidence.detail = Some(match (said, effect) {
             (Some(said), _) => format!("the service answered {}: {said}", answer.status),
-            (None, None) if !is_whole => {
+            (None, None) if !answer.is_whole() => {
                 format!("the service answered {}, but its answer could not be read to its end", answer.status)
             }
             (None, None) => {
@@ -218,17 +217,22 @@ fn by_status(status: u16, guarantee: Guarantee) -> (Option<Effect>, ErrorClass) 
     }
 }
 
-fn context(answer: &HttpAnswer) -> Value {
-    let is_whole = answer.body_complete && !answer.truncated;
-    let parsed = serde_json::from_slice(&answer.body).ok().filter(|_| is_whole);
+/// The values of an answer. `code` reads the service's error code in it.
+fn context(answer: &HttpAnswer, code: Option<&Expression>) -> Value {
+    let parsed = serde_json::from_slice(&answer.body).ok().filter(|_| answer.is_whole());
     // The rest of a body that was cut might say the opposite.
-    let text = is_whole.then(|| String::from_utf8_lossy(&answer.body));
-    Value::from_pairs([
+    let text = answer.is_whole().then(|| String::from_utf8_lossy(&answer.body));
+    let mut values = vec![
         ("status", Value::from(answer.status)),
         ("json", parsed.as_ref().map_or(Value::UNDEFINED, value)),
         ("text", text.map_or(Value::UNDEFINED, |text| Value::from(text.trim()))),
         ("headers", headers(&answer.headers)),
-    ])
+    ];
+    if let Some(code) = code {
+        let code = code.value(&Value::from_pairs(values.clone())).unwrap_or_default();
+        values.push(("code", code));
+    }
+    Value::from_pairs(values)
 }
 
 fn headers(headers: &HeaderMap) -> Value {

@@ -15,16 +15,34 @@ use serde_json::Value as Json;
 const EXPRESSION_BYTES: usize = 4000;
 /// The number of steps after which an expression is ended.
 const STEPS: u64 = 20_000;
+/// The largest text that an expression or a text with expressions may give, in bytes. A whole mail, which no filter
+/// changes, may be larger.
+const VALUE_BYTES: usize = 1024 * 1024;
+/// Operators that recipes do not have. Some would make a large text from a small one.
+const OPERATORS: [char; 5] = ['*', '+', '/', '%', '~'];
 /// The names of the filters.
-const FILTERS: [&str; 11] =
-    ["after", "base64", "before", "contains", "digits", "every", "is_url", "join", "json", "max", "slack"];
+const FILTERS: [&str; 13] = [
+    "after",
+    "base64",
+    "before",
+    "contains",
+    "digits",
+    "every",
+    "is_url",
+    "join",
+    "json",
+    "max",
+    "no_mentions",
+    "slack",
+    "texts",
+];
 
 static ENGINE: LazyLock<Environment<'static>> = LazyLock::new(|| {
     let mut engine = Environment::empty();
     engine.set_undefined_behavior(UndefinedBehavior::Chainable);
     engine.set_fuel(Some(STEPS));
     engine.add_filter("after", |text: Value, mark: String| part_of(&text, &mark, |(_, after)| after));
-    engine.add_filter("base64", |text: Value| of_text(&text, |text| STANDARD.encode(text)));
+    engine.add_filter("base64", |text: Value| capped(of_text(&text, |text| STANDARD.encode(text))));
     engine.add_filter("before", |text: Value, mark: String| match part_of(&text, &mark, |(before, _)| before) {
         none if none.is_undefined() => text,
         before => before,
@@ -39,12 +57,28 @@ static ENGINE: LazyLock<Environment<'static>> = LazyLock::new(|| {
     engine.add_filter("is_url", |text: Value| text.as_str().is_some_and(is_url));
     engine.add_filter("join", |list: Value, between: String| {
         let items: Vec<String> = list.try_iter().into_iter().flatten().map(|item| shown(&item)).collect();
-        if items.is_empty() { Value::UNDEFINED } else { items.join(&between).into() }
+        let bytes = items.iter().map(|item| item.len().saturating_add(between.len())).fold(0, usize::saturating_add);
+        if bytes > VALUE_BYTES {
+            return Err(too_large());
+        }
+        Ok(if items.is_empty() { Value::UNDEFINED } else { items.join(&between).into() })
     });
-    engine.add_filter("json", |value: Value| json(&value).map_or(Value::UNDEFINED, |json| json.to_string().into()));
+    engine.add_filter("json", |value: Value| {
+        capped(json(&value).map_or(Value::UNDEFINED, |json| json.to_string().into()))
+    });
     engine.add_filter("max", |text: Value, chars: usize| of_text(&text, |text| cut(text, chars)));
+    engine.add_filter("no_mentions", |text: Value| capped(of_text(&text, without_mentions)));
     engine.add_filter("slack", |text: Value| {
-        of_text(&text, |text| text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;"))
+        capped(of_text(&text, |text| text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")))
+    });
+    engine.add_filter("texts", |object: Value| match json(&object) {
+        Some(Json::Object(fields)) => Value::from_pairs(
+            fields
+                .iter()
+                .filter(|(_, field)| !field.is_null())
+                .map(|(name, field)| (name.clone(), shown(&value(field)))),
+        ),
+        _ => Value::UNDEFINED,
     });
     engine
 });
@@ -61,6 +95,34 @@ fn of_text(value: &Value, change: impl FnOnce(&str) -> String) -> Value {
         true => Value::UNDEFINED,
         false => change(&shown(value)).into(),
     }
+}
+
+fn too_large() -> minijinja::Error {
+    minijinja::Error::new(ErrorKind::InvalidOperation, format!("a value has more than {VALUE_BYTES} bytes"))
+}
+
+/// Refuses a text that is too large.
+fn capped(value: Value) -> Result<Value, minijinja::Error> {
+    if value.as_str().is_some_and(|text| text.len() > VALUE_BYTES) { Err(too_large()) } else { Ok(value) }
+}
+
+/// The text without words by which chat services notify everybody, such as `@all` and `<users/all>`. A character without
+/// width takes their meaning away, and people read the same.
+fn without_mentions(text: &str) -> String {
+    const EVERYBODY: [&str; 5] = ["all", "channel", "everyone", "here", "room"];
+    let begins = |rest: &str, word: &str| rest.get(..word.len()).is_some_and(|start| start.eq_ignore_ascii_case(word));
+    let mut quiet = String::with_capacity(text.len());
+    for (at, c) in text.char_indices() {
+        quiet.push(c);
+        let (before, rest) = (&text[..at], &text[at + c.len_utf8()..]);
+        // An address such as ann@all.example mentions nobody.
+        let is_word = before.ends_with(char::is_alphanumeric);
+        let is_everybody = c == '@' && !is_word && EVERYBODY.iter().any(|word| begins(rest, word));
+        if is_everybody || (c == '<' && begins(rest, "users/")) {
+            quiet.push('\u{200b}');
+        }
+    }
+    quiet
 }
 
 /// A part of a text that `mark` divides. Missing if the text does not contain `mark`.
@@ -97,6 +159,11 @@ impl Expression {
     pub(super) fn new(text: &str, names: &Names<'_>) -> Result<Self, String> {
         if text.len() > EXPRESSION_BYTES {
             return Err(format!("the expression has {} bytes; at most {EXPRESSION_BYTES} are allowed", text.len()));
+        }
+        if let Some(operator) = operator(text) {
+            return Err(format!(
+                "{text:?}: the operator {operator:?} is not allowed; join texts with [a, b] | join('')"
+            ));
         }
         let expression = ENGINE.compile_expression_owned(text.to_owned()).map_err(|problem| {
             let reason = problem.detail().map_or_else(|| problem.kind().to_string(), str::to_owned);
@@ -169,20 +236,34 @@ impl Names<'_> {
     }
 }
 
+/// The characters of an expression that are not inside quotes.
+fn unquoted(text: &str) -> impl Iterator<Item = char> {
+    let (mut quote, mut chars) = (None, text.chars());
+    std::iter::from_fn(move || {
+        loop {
+            match (quote, chars.next()?) {
+                (Some(_), '\\') => drop(chars.next()),
+                (Some(open), c) if open == c => quote = None,
+                (Some(_), _) => {}
+                (None, c @ ('\'' | '"')) => quote = Some(c),
+                (None, c) => return Some(c),
+            }
+        }
+    })
+}
+
+/// The first operator of an expression that recipes do not have.
+fn operator(text: &str) -> Option<char> {
+    unquoted(text).find(|c| OPERATORS.contains(c))
+}
+
 /// The names of the filters that an expression uses.
 fn filters(text: &str) -> Vec<String> {
-    let (mut names, mut quote) = (vec![], None);
-    let mut chars = text.chars().peekable();
+    let (mut names, mut chars) = (vec![], unquoted(text).peekable());
     while let Some(c) = chars.next() {
-        match (quote, c) {
-            (Some(_), '\\') => drop(chars.next()),
-            (Some(open), c) if open == c => quote = None,
-            (None, '\'' | '"') => quote = Some(c),
-            (None, '|') => {
-                while chars.next_if(|c| c.is_whitespace()).is_some() {}
-                names.push(std::iter::from_fn(|| chars.next_if(|c| c.is_alphanumeric() || *c == '_')).collect());
-            }
-            _ => {}
+        if c == '|' {
+            while chars.next_if(|c| c.is_whitespace()).is_some() {}
+            names.push(std::iter::from_fn(|| chars.next_if(|c| c.is_alphanumeric() || *c == '_')).collect());
         }
     }
     names
@@ -226,11 +307,17 @@ impl Text {
         context: &Value,
         encode: impl Fn(usize, String) -> Result<String, String>,
     ) -> Result<String, String> {
-        let piece = |(place, piece): (usize, &Piece)| match piece {
-            Piece::Literal(text) => Ok(text.clone()),
-            Piece::Value(expression) => encode(place, shown(&expression.value(context)?)),
-        };
-        self.0.iter().enumerate().map(piece).collect()
+        let mut whole = String::new();
+        for (place, piece) in self.0.iter().enumerate() {
+            match piece {
+                Piece::Literal(text) => whole.push_str(text),
+                Piece::Value(expression) => whole.push_str(&encode(place, shown(&expression.value(context)?))?),
+            }
+            if whole.len() > VALUE_BYTES {
+                return Err(format!("a text has more than {VALUE_BYTES} bytes"));
+            }
+        }
+        Ok(whole)
     }
 
     /// The value, if the text consists of one expression and nothing else.
@@ -326,6 +413,12 @@ mod tests {
             ("'äöü' | max(2)", json!("ä…")),
             ("'äö' | max(2)", json!("äö")),
             ("data.n | json", json!("2")),
+            (
+                "data | texts",
+                json!({"n": "2", "big": "18446744073709551615", "list": "[\"a\",\"b\"]", "t": "x.y.z",
+                "all": "[{\"s\":\"0\"},{\"s\":\"0\"}]"}),
+            ),
+            ("data.t | texts", json!(null)),
             ("'a' | base64", json!("YQ==")),
             ("data.all | every('s', '0')", json!(true)),
             ("data.list | every('s', '0')", json!(false)),
@@ -335,6 +428,34 @@ mod tests {
             ("to if to | is_url else settings.a", json!("<b>&")),
         ] {
             assert_eq!(eval(text), Ok(wanted), "{text}");
+        }
+    }
+
+    #[test]
+    fn no_expression_makes_a_large_text_from_a_small_one() {
+        let names = Names { roots: &["text"], settings: vec![], secrets: vec![], data: vec![] };
+        let context = value(&json!({"text": "\"".repeat(10_000)}));
+        let chain = |filter: &str| format!("text{}", format!(" | {filter}").repeat(40));
+        for text in ["text | join(text)", &chain("json"), &chain("base64")] {
+            let problem = Expression::new(text, &names).unwrap().value(&context).unwrap_err();
+            assert!(problem.contains("a value has more than 1048576 bytes"), "{text}: {problem}");
+        }
+        let whole = Text::new(&"{{ text }}".repeat(200), &names).unwrap();
+        assert_eq!(whole.render(&context).unwrap_err(), "a text has more than 1048576 bytes");
+        assert!(Expression::new("'a * b' == text", &names).is_ok(), "a text in quotes is no operator");
+    }
+
+    #[test]
+    fn nobody_can_be_made_to_notify_everybody() {
+        for (text, wanted) in [
+            ("@all", "@\u{200b}all"),
+            ("hi @Channel, (@HERE) *@everyone*", "hi @\u{200b}Channel, (@\u{200b}HERE) *@\u{200b}everyone*"),
+            ("@room\n@rooms", "@\u{200b}room\n@\u{200b}rooms"),
+            ("<users/all> <USERS/1>", "<\u{200b}users/all> <\u{200b}USERS/1>"),
+            ("ann@all.example, @ann, 5 < users/7, ä@all", "ann@all.example, @ann, 5 < users/7, ä@all"),
+            ("@@all @é", "@@\u{200b}all @é"),
+        ] {
+            assert_eq!(without_mentions(text), wanted);
         }
     }
 
@@ -349,6 +470,8 @@ mod tests {
             ("to | upper", "filter \"upper\" does not exist"),
             ("'a | b' == to | upper", "filter \"upper\" does not exist"),
             (&"-".repeat(4001), "has 4001 bytes"),
+            ("'x' * 10 ** 8", "the operator '*' is not allowed"),
+            ("to ~ to", "the operator '~' is not allowed"),
         ] {
             assert!(eval(text).unwrap_err().contains(reason), "{text}: {:?}", eval(text));
         }

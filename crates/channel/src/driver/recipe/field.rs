@@ -57,22 +57,6 @@ pub enum FieldType {
 }
 
 impl FieldType {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Text => "text",
-            Self::Url => "URL",
-            Self::Email => "mail address",
-            Self::Mailbox => "mail address, with a name or without",
-            Self::Phone => "phone number",
-            Self::Number => "number",
-            Self::Boolean => "true or false",
-            Self::List => "list",
-            Self::Object => "object",
-        }
-    }
-}
-
-impl FieldType {
     /// Checks the type of a value. The error says what is expected, without the value.
     pub(super) fn check(self, value: &Json, egress: Option<&Egress>, part: Part) -> Result<(), String> {
         let text = || value.as_str().ok_or_else(|| "must be a text".to_owned());
@@ -86,10 +70,28 @@ impl FieldType {
             Self::Number if !value.is_number() => return Err("must be a number".into()),
             Self::Boolean if !value.is_boolean() => return Err("must be true or false".into()),
             Self::List if !value.is_array() => return Err("must be a list".into()),
+            // A secret is a text. This one is a file of JSON.
+            Self::Object if part == Part::Secret => {
+                serde_json::from_str::<Map<String, Json>>(text()?).map_err(|_| "must be a JSON object")?;
+            }
             Self::Object if !value.is_object() => return Err("must be an object".into()),
             _ => {}
         }
         if value.as_str().is_some_and(str::is_empty) { Err("is empty".into()) } else { Ok(()) }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Url => "URL",
+            Self::Email => "mail address",
+            Self::Mailbox => "mail address, with a name or without",
+            Self::Phone => "phone number",
+            Self::Number => "number",
+            Self::Boolean => "true or false",
+            Self::List => "list",
+            Self::Object => "object",
+        }
     }
 }
 

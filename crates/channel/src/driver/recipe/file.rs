@@ -1,12 +1,15 @@
 //! Reads the file of a recipe. Every problem names its line.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 use toml::de::{DeTable, DeValue};
 
 use super::answer::{AnswerText, Answers, ErrorText, SuccessText, WaitText};
+use super::callback::{CallbackForm, CallbackText};
 use super::expression::{Expression, Names};
 use super::field::{FieldType, Fields, Part};
 use super::request::{RequestForm, RequestText};
@@ -15,6 +18,8 @@ use crate::model::{Guarantee, Policy, Rate};
 
 /// The stack of the thread that reads a recipe. The parser of expressions is recursive.
 const STACK_BYTES: usize = 64 * 1024 * 1024;
+/// The allowed seconds between two messages to one recipient.
+const RECIPIENT_INTERVAL_S: RangeInclusive<f64> = 0.01..=3600.0;
 /// The largest file, in bytes.
 const FILE_BYTES: usize = 256 * 1024;
 
@@ -34,6 +39,7 @@ struct File {
     policy: Option<Json>,
     rate_per_s: Option<f64>,
     burst: Option<i32>,
+    recipient_interval_s: Option<f64>,
     #[serde(default)]
     facts: String,
     #[serde(default)]
@@ -52,6 +58,7 @@ struct File {
     error: Vec<ErrorText>,
     #[serde(default)]
     retry_after: Vec<WaitText>,
+    callback: Option<CallbackText>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -108,7 +115,9 @@ fn compile(mut file: File) -> Result<Recipe, String> {
     if file.settings.get("from").is_some_and(|from| from.r#type == FieldType::Mailbox) {
         settings.extend(["from_email".into(), "from_name".into()]);
     }
-    let (secrets, data) = (file.secrets.keys().cloned().collect(), file.data.keys().cloned().collect());
+    let secrets: Vec<String> = file.secrets.keys().cloned().collect();
+    let data = file.data.keys().cloned().collect();
+    let callback = file.callback.take().map(|text| CallbackForm::new(text, &settings, &secrets)).transpose()?;
     let names = Names { roots: &VALUES, settings, secrets, data };
     let limit = |(i, limit): (usize, &LimitText)| {
         let of = Expression::new(&limit.of, &names).map_err(|problem| format!("limit[{i}].of: {problem}"))?;
@@ -135,9 +144,11 @@ fn compile(mut file: File) -> Result<Recipe, String> {
         policy,
         rate_per_s: file.rate_per_s,
         burst: file.burst,
+        recipient_interval: file.recipient_interval_s.map(Duration::from_secs_f64),
         facts: file.facts,
         settings: file.settings,
         secrets: file.secrets,
+        all_data: file.data.is_empty() || file.request.reads_all_data(),
         data: file.data,
         limits,
         mail: file.request.mail,
@@ -145,6 +156,7 @@ fn compile(mut file: File) -> Result<Recipe, String> {
         address_type: file.address_type,
         request,
         answers,
+        callback,
     })
 }
 
@@ -165,6 +177,10 @@ fn check(file: &File) -> Result<(), String> {
         return Err("key_window_s: is only for guarantee = \"idempotent\"".into());
     }
     Rate::check(file.rate_per_s, file.burst)?;
+    if let Some(seconds) = file.recipient_interval_s.filter(|seconds| !RECIPIENT_INTERVAL_S.contains(seconds)) {
+        let (least, most) = (RECIPIENT_INTERVAL_S.start(), RECIPIENT_INTERVAL_S.end());
+        return Err(format!("recipient_interval_s: is {seconds}; {least} to {most} are allowed"));
+    }
     for (table, fields) in [("settings", &file.settings), ("secrets", &file.secrets), ("data", &file.data)] {
         for (name, field) in fields {
             let path = format!("{table}.{name}");

@@ -15,6 +15,7 @@ use url::Url;
 
 use super::Refusal;
 use super::expression::{Names, Text, shown};
+use super::sign::{SignForm, SignText, Signer};
 use super::tree::{Table, Tree};
 use crate::driver::webhook::{AGENT, RESERVED};
 use crate::model::ErrorClass;
@@ -34,12 +35,24 @@ pub(super) struct RequestText {
     headers: BTreeMap<String, String>,
     basic: Option<[String; 2]>,
     bearer: Option<String>,
+    sign: Option<SignText>,
     json: Option<Json>,
     form: Option<Map<String, Json>>,
     multipart: Option<Map<String, Json>>,
     request_bytes: Option<usize>,
     #[serde(default)]
     pub(super) mail: bool,
+}
+
+impl RequestText {
+    /// Whether the body contains the channel data as a whole.
+    pub(super) fn reads_all_data(&self) -> bool {
+        let tables = [&self.form, &self.multipart].into_iter().flatten().map(|table| Json::Object(table.clone()));
+        tables.chain(self.json.clone()).any(|body| {
+            let text: String = body.to_string().split_whitespace().collect();
+            text.contains("{{data}}") || text.contains("{{data|")
+        })
+    }
 }
 
 fn post() -> String {
@@ -54,6 +67,7 @@ pub(super) struct RequestForm {
     query: Table,
     headers: Vec<(HeaderName, Text)>,
     authorization: Option<Authorization>,
+    sign: Option<SignForm>,
     body: Body,
     request_bytes: Option<usize>,
 }
@@ -98,6 +112,11 @@ impl RequestForm {
             (None, None) => None,
             _ => return Err("request.bearer: cannot be used together with request.basic".into()),
         };
+        let sign = text.sign.as_ref().map(|sign| SignForm::new(sign, names)).transpose()?;
+        if sign.is_some() && authorization.is_some() {
+            return Err("request.sign: cannot be used together with request.basic or request.bearer".into());
+        }
+        let is_authorized = authorization.is_some() || sign.is_some();
         let body = match (&text.json, &text.form, &text.multipart) {
             (Some(json), None, None) => Body::Json(Tree::new(json, "request.json", names)?),
             (None, Some(form), None) => Body::Form(Table::new(form, "request.form", names)?),
@@ -110,8 +129,7 @@ impl RequestForm {
             let header =
                 HeaderName::try_from(name.as_str()).map_err(|_| format!("{path}: is not the name of a header"))?;
             let is_key = header == "idempotency-key";
-            if (RESERVED.contains(&header.as_str()) && !is_key) || (header == AUTHORIZATION && authorization.is_some())
-            {
+            if (RESERVED.contains(&header.as_str()) && !is_key) || (header == AUTHORIZATION && is_authorized) {
                 return Err(format!("{path}: is set by postcommit; remove it from the recipe"));
             }
             Ok((header, compile(&path, value)?))
@@ -125,12 +143,18 @@ impl RequestForm {
             query: Table::new(&text.query, "request.query", names)?,
             headers: text.headers.iter().map(header).collect::<Result<_, String>>()?,
             authorization,
+            sign,
             body,
             request_bytes: text.request_bytes,
         })
     }
 
-    /// Builds the request. It is byte for byte the same on every attempt.
+    /// The signer of a provider, if its requests are signed. `context` has its settings and secrets.
+    pub(super) fn signer(&self, context: &Value) -> Result<Option<Signer>, String> {
+        self.sign.as_ref().map(|sign| sign.signer(context)).transpose()
+    }
+
+    /// Builds the request. It is byte for byte the same on every attempt. A signature is added when it is sent.
     pub(super) fn build(&self, context: &Value, boundary: &str) -> Result<Request, Refusal> {
         let url = self.url(context)?;
         let (kind, body) = self.body(context, boundary)?;

@@ -39,6 +39,7 @@ macro_rules! shipped {
 shipped![
     "brevo",
     "discord",
+    "fcm",
     "google_chat",
     "gotify",
     "home_assistant",
@@ -56,8 +57,10 @@ shipped![
     "resend",
     "rocketchat",
     "sendgrid",
+    "ses",
     "slack",
     "slack_api",
+    "sns",
     "teams",
     "telegram",
     "twilio",

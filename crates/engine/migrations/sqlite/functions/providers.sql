@@ -40,7 +40,7 @@ CREATE TRIGGER postcommit_host_came AFTER INSERT ON postcommit_lane_host BEGIN
   UPDATE postcommit_lane_host SET changed = (SELECT version FROM postcommit_provider_version)
     WHERE tenant = NEW.tenant AND lane = NEW.lane AND host = NEW.host;
 END;
-CREATE TRIGGER postcommit_host_changed AFTER UPDATE OF held_until, paused ON postcommit_lane_host BEGIN
+CREATE TRIGGER postcommit_host_changed AFTER UPDATE OF held_until, paused, trips ON postcommit_lane_host BEGIN
   UPDATE postcommit_provider_version SET version = version + 1;
   UPDATE postcommit_lane_host SET changed = (SELECT version FROM postcommit_provider_version)
     WHERE tenant = NEW.tenant AND lane = NEW.lane AND host = NEW.host;

@@ -397,7 +397,7 @@ macro_rules! given {
 fn with_facts(sql: &str) -> String {
     let version = format!("CASE WHEN {UNSENT} THEN NULL ELSE gone.template_version END");
     let gone = names::<Facts>("gone.").replace("gone.template_version", &version);
-    let lane = format!("CASE WHEN p.id IS NULL OR {UNSENT} THEN -gone.tenant ELSE gone.lane END");
+    let lane = format!("CASE WHEN p.id IS NULL OR {UNSENT} OR {MOVED} THEN -gone.tenant ELSE gone.lane END");
     sql.replace("{facts}", &names::<Facts>("")).replace("{gone.facts}", &gone).replace("{lane}", &lane)
 }
 
@@ -406,6 +406,11 @@ fn with_facts(sql: &str) -> String {
 /// (`queue/enter.rs`), because the template may have been corrected in the meantime. Any other delivery is rendered by
 /// the same version in every attempt, and its throttle has already counted it.
 const UNSENT: &str = "(gone.n > 0 AND gone.seq = 0 AND NOT gone.unclear AND gone.template IS NOT NULL)";
+
+/// The condition that a delivery may have come to its provider by failover. Its retry is routed again, so that it begins
+/// with the first provider of its channel. A delivery that may have arrived stays with the provider that may have sent it.
+const MOVED: &str = "(gone.n > 0 AND gone.provider IS NULL AND NOT gone.unclear
+      AND EXISTS (SELECT 1 FROM postcommit.provider o WHERE o.tenant = gone.tenant AND o.failover = p.name))";
 
 /// Moves parked rows back to the queue in one statement. Two statements could see two versions of a row that another
 /// transaction moves, and the row would be lost.

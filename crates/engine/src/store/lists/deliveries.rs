@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use crate::store::DeliveryFilter;
 use crate::store::lists::keyset::{Dialect, IndexScan, ListQuery, Position, SqlParameters, WindowBounds, first_id};
-use crate::store::lists::notifications::LIVE_STATE;
+use crate::store::lists::notifications::{LIVE_STATE, WORDS, to_list};
 use crate::store::lists::recipient::RecipientFilter;
 use crate::store::queue::row::first_due;
 
@@ -53,14 +53,24 @@ impl<'a> DeliveryList<'a> {
         if self.stuck_since.is_some() { vec![] } else { self.wanted_states(&DeliveryState::ENDED) }
     }
 
-    /// Returns the conditions on the notification's columns.
-    fn notification_conditions(&self, name: &str, parameters: &mut SqlParameters) -> String {
+    /// Returns the conditions on the columns of the notification, row `note`.
+    fn notification_conditions(&self, parameters: &mut SqlParameters) -> String {
         let f = self.filter;
         let mut on = String::new();
         for (column, wanted) in [("entity", &f.entity), ("event_type", &f.event_type), ("source ->> 'site'", &f.site)] {
             if let Some(wanted) = wanted {
-                on.push_str(&format!(" AND {name}.{column} = {}", parameters.add(wanted.as_str())));
+                on.push_str(&format!(" AND note.{column} = {}", parameters.add(wanted.as_str())));
             }
+        }
+        if let Some(list) = &f.list {
+            on.push_str(&to_list(self.dialect, list, parameters));
+        }
+        // The words are compared in SQL, because jobs count and act on the same rows. SQLite knows the case of ASCII
+        // letters only, so a word also matches as it is written.
+        let (strpos, shown) = (self.dialect.strpos(), "coalesce(note.title, note.event_type)");
+        for word in f.words.iter().take(WORDS) {
+            let (lower, word) = (parameters.add(word.to_lowercase()), parameters.add(word.as_str()));
+            on.push_str(&format!(" AND ({strpos}(lower({shown}), {lower}) > 0 OR {strpos}({shown}, {word}) > 0)"));
         }
         on
     }
@@ -165,13 +175,13 @@ impl<'a> DeliveryList<'a> {
             let lead = format!(
                 "note.tenant = t.id AND {}{}",
                 window.holds("note.id"),
-                self.notification_conditions("note", parameters)
+                self.notification_conditions(parameters)
             );
             let row = format!("q.tenant = t.id AND q.notification_id = note.id AND {inside}{conditions}");
             format!("{}{}", dialect.step("notification", "note", &lead), dialect.step(table, "q", &row))
         } else {
             let row = dialect.step(table, "q", &format!("q.tenant = t.id AND {inside}{conditions}"));
-            let about = self.notification_conditions("note", parameters);
+            let about = self.notification_conditions(parameters);
             let note =
                 format!("note.tenant = t.id AND note.id = q.notification_id AND {}{about}", window.holds("note.id"));
             if about.is_empty() && of_row.is_none() {
@@ -247,10 +257,11 @@ impl ListQuery for DeliveryList<'_> {
 
     fn first_window(&self, limit: i64) -> i64 {
         let f = self.filter;
-        let narrow = [&f.reason, &f.channel, &f.provider, &f.event_type, &f.error_code, &f.error_class, &f.recipient]
-            .iter()
-            .any(|wanted| wanted.is_some());
-        if narrow || f.attempts.is_some() || f.unclear.is_some() || !f.states.is_empty() {
+        let narrow =
+            [&f.reason, &f.channel, &f.provider, &f.event_type, &f.error_code, &f.error_class, &f.recipient, &f.list]
+                .iter()
+                .any(|wanted| wanted.is_some());
+        if narrow || f.attempts.is_some() || f.unclear.is_some() || !f.states.is_empty() || !f.words.is_empty() {
             limit.saturating_mul(SPARE)
         } else {
             limit.saturating_add(1)

@@ -11,7 +11,7 @@ use crate::store::lists::recipient::RecipientFilter;
 use crate::store::queue::row::first_due;
 
 /// How many words of a search are used. Further words are ignored.
-const WORDS: usize = 8;
+pub(in crate::store) const WORDS: usize = 8;
 /// If the filter excludes rows, the first window has this many rows per row of the page.
 const SPARE: i64 = 4;
 
@@ -29,6 +29,22 @@ pub(in crate::store) struct NotificationList<'a> {
 /// statement.
 pub(in crate::store) fn array(column: &str) -> String {
     format!("CASE WHEN json_valid({column}) THEN {column} ELSE '[]' END")
+}
+
+/// Returns the condition that the row `note` of a notification names the list as a recipient.
+pub(in crate::store) fn to_list(dialect: Dialect, list: &str, parameters: &mut SqlParameters) -> String {
+    let list = parameters.add(list);
+    match dialect {
+        Dialect::Postgres => {
+            format!(" AND note.recipients @> jsonb_build_array(jsonb_build_object('list', {list}::text))")
+        }
+        Dialect::Sqlite => format!(
+            " AND (SELECT count(*)
+             FROM json_each({}) r
+             WHERE r.type = 'object' AND r.value ->> 'list' = {list}) > 0",
+            array("note.recipients")
+        ),
+    }
 }
 
 impl<'a> NotificationList<'a> {
@@ -94,18 +110,7 @@ impl<'a> NotificationList<'a> {
             on.push_str(&format!(" AND note.priority = {}", parameters.add(priority)));
         }
         if let Some(list) = &f.list {
-            let list = parameters.add(list.as_str());
-            on.push_str(&match self.dialect {
-                Dialect::Postgres => {
-                    format!(" AND note.recipients @> jsonb_build_array(jsonb_build_object('list', {list}::text))")
-                }
-                Dialect::Sqlite => format!(
-                    " AND (SELECT count(*)
-                     FROM json_each({}) r
-                     WHERE r.type = 'object' AND r.value ->> 'list' = {list}) > 0",
-                    array("note.recipients")
-                ),
-            });
+            on.push_str(&to_list(self.dialect, list, parameters));
         }
         if !self.words.is_empty() {
             on.push_str(" AND note.title IS NOT NULL");

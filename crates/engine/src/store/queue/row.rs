@@ -54,6 +54,7 @@ columns! {
         attempts: u32 = "q.attempts",
         losses: u32 = "q.losses" | "q.losses + (q.lease_token IS NOT NULL)",
         seq: u32 = "q.seq",
+        moves: u32 = "q.moves",
         lost_since: Option<Timestamp> = "q.lost_since"
             | "CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.lost_since, q.leased_at) ELSE q.lost_since END",
         intent_stands: bool = "q.intent IS NOT NULL",
@@ -142,6 +143,7 @@ impl Claimed {
             attempts: self.attempts,
             losses: self.losses,
             seq: self.seq,
+            moves: self.moves,
             lost_since: self.lost_since,
             intent_stands: self.intent_stands,
             unclear: self.unclear,

@@ -26,6 +26,8 @@ pub struct Settlement {
     pub place: Option<Place>,
     /// How the delivery continues: ended, to be tried again, or returned to the queue.
     pub finish: Finish,
+    /// The lane of the next provider, if the delivery goes on with that one. It begins there with no attempts.
+    pub moved_to: Option<i32>,
     /// The attempt to log. `None` if no attempt was begun, because the delivery expired, was cancelled or was returned.
     pub attempt: Option<Attempted>,
     /// The code to show: the code of the attempt, or the reason why no attempt was begun.
@@ -172,6 +174,7 @@ impl Settlement {
             lease,
             place: None,
             finish,
+            moved_to: None,
             attempt: None,
             code: None,
             class: None,

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
+use crate::api::notifications::title_words;
 use crate::api::states::States;
 use crate::problem::Problem;
 use crate::read::check_lengths;
@@ -46,6 +47,15 @@ pub struct DeliveryQuery {
     #[param(max_length = 255)]
     #[schema(max_length = 255)]
     site: Option<String>,
+    /// Only deliveries of notifications to this list.
+    #[param(max_length = 255)]
+    #[schema(max_length = 255)]
+    list: Option<String>,
+    /// Only deliveries whose notification has each of these words in its title, or in its event type if it has no
+    /// title, ignoring case; at most 8 words. On SQLite, case is ignored only for ASCII letters.
+    #[param(max_length = 998)]
+    #[schema(max_length = 998)]
+    title: Option<String>,
     /// Only deliveries of this notification.
     notification_id: Option<Uuid>,
     /// Only deliveries that were enqueued at this time or later.
@@ -99,9 +109,11 @@ impl DeliveryQuery {
             ("event_type", self.event_type.as_deref()),
             ("entity", self.entity.as_deref()),
             ("site", self.site.as_deref()),
+            ("list", self.list.as_deref()),
             ("error_code", self.error_code.as_deref()),
         ];
         check_lengths(&names, limits::NAME_CHARS)?;
+        let words = title_words(self.title.as_deref())?;
         check_lengths(&[("recipient", self.recipient.as_deref())], limits::ADDRESS_BYTES)?;
         Ok(DeliveryFilter {
             states: self.state.map(States::names).unwrap_or_default(),
@@ -111,6 +123,8 @@ impl DeliveryQuery {
             event_type: self.event_type,
             entity: self.entity,
             site: self.site,
+            list: self.list,
+            words,
             notification_id: self.notification_id,
             from: self.from,
             until: self.until,

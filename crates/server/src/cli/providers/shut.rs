@@ -73,7 +73,8 @@ pub async fn say_parked(store: &Store, provider: &Provider, tenant: &str) -> Res
 /// Returns one line per host.
 pub fn lines(hosts: &Value) -> Vec<String> {
     let line = |host: &Value| {
-        let until = host["held_until"].as_str().map(|until| format!("held until {until}"));
+        let because = host["hold_reason"].as_str().map(|why| format!(": {why}")).unwrap_or_default();
+        let until = host["held_until"].as_str().map(|until| format!("held until {until}{because}"));
         let why = host["paused"].as_str().map(|why| format!("paused: {why}"));
         let told: Vec<String> = why.into_iter().chain(until).collect();
         format!("  {:<13}{}  {}", "host", host["host"].as_str().unwrap_or("-"), told.join("; "))

@@ -16,8 +16,21 @@ use crate::read::given;
 use crate::table_file::{FileFormat, csv_line};
 
 /// The columns of users in a CSV file. A column of addresses may contain several addresses, separated by spaces.
-const USER_COLUMNS: [&str; 11] =
-    ["id", "name", "language", "time_zone", "email", "phone", "slack", "teams", "webhook", "data", "quiet_hours"];
+const USER_COLUMNS: [&str; 13] = [
+    "id",
+    "name",
+    "language",
+    "time_zone",
+    "email",
+    "phone",
+    "slack",
+    "teams",
+    "webhook",
+    "push",
+    "web_push",
+    "data",
+    "quiet_hours",
+];
 
 /// A user in a file. If a field is missing in the file, the user keeps its value.
 #[derive(Debug, Deserialize)]
@@ -46,6 +59,10 @@ struct UserLine {
     teams: Option<Option<String>>,
     #[serde(default, deserialize_with = "given")]
     webhook: Option<Option<String>>,
+    #[serde(default, deserialize_with = "given")]
+    push: Option<Option<String>>,
+    #[serde(default, deserialize_with = "given")]
+    web_push: Option<Option<String>>,
 }
 
 impl UserLine {
@@ -72,7 +89,7 @@ impl UserLine {
     /// The new addresses of a user. Kinds without a column in the file are kept. An address that stays keeps its other
     /// fields.
     fn addresses_by_kind(&self, known: Option<&UserRow>) -> Option<Vec<UserAddress>> {
-        let columns = [&self.email, &self.phone, &self.slack, &self.teams, &self.webhook];
+        let columns = [&self.email, &self.phone, &self.slack, &self.teams, &self.webhook, &self.push, &self.web_push];
         let given: BTreeMap<&str, &Option<String>> =
             ADDRESS_KINDS.into_iter().zip(columns).filter_map(|(kind, cell)| Some((kind, cell.as_ref()?))).collect();
         if given.is_empty() {

@@ -49,7 +49,7 @@ on_both! {
         let waits = |id: &str, code: &str| client.get(&format!("/v1/notifications/{id}")).expect(200).json()["deliveries"][0]["error_code"] == code;
         wait_until("those behind them wait", || waits(&later[0], "host_held") && waits(&later[1], "host_paused"));
 
-        assert_eq!(client.get("/v1/kpis").expect(200).json()["shut"], json!({"lanes_paused": 0, "lanes_held": 0, "hosts_paused": 1, "hosts_held": 1, "lanes_unopened": 0}));
+        assert_eq!(client.get("/v1/kpis").expect(200).json()["shut"], json!({"lanes_paused": 0, "lanes_held": 0, "hosts_paused": 1, "hosts_held": 1, "lanes_unopened": 0, "lanes_tripped": 0, "hosts_tripped": 0}));
         let metrics = app.nobody().get("/metrics").expect(200).text();
         for line in ["postcommit_lanes_held 0", "postcommit_hosts_held 1", "postcommit_hosts_paused 1"] {
             assert!(metrics.lines().any(|told| told == line), "{line} is missing: {metrics}");

@@ -103,7 +103,15 @@ on_both! {
         refused(template(json!({"template_id": id, "dlt_template_id": 5, "entity_id": entity})), 422, Some("data.dlt_template_id"));
         refused(client.post("/v1/templates", &json!({"id": "booked", "event_type": "booking.confirmed", "channel": "sms", "text": "Booked"})), 422, Some("data.dlt_template_id"));
         let whole = json!({"template_id": id, "dlt_template_id": "{{ brand.dlt }}", "entity_id": entity, "variables": {"NAME": "{{ guestName }}"}});
-        let _ = template(whole.clone()).expect(201);
+        let saved = template(whole.clone()).expect(201).json();
+        assert!(!saved["warnings"].to_string().contains("does not know the field"), "{saved}");
+        // A misspelt field would not be sent.
+        let mut misspelt = whole.clone();
+        misspelt["varables"] = json!({"NAME": "x"});
+        let change = json!({"data": misspelt}).to_string();
+        let saved = client.send("PATCH", "/v1/templates/booked", Some(change.as_bytes())).expect(200).json();
+        let said = "provider \"texts\" does not know the field \"varables\" and will not send it";
+        assert!(saved["warnings"].as_array().unwrap().iter().any(|warning| warning["message"] == said), "{saved}");
         let mut without = whole;
         without.as_object_mut().unwrap().remove("entity_id");
         let change = json!({"data": without}).to_string();
@@ -288,6 +296,14 @@ on_both! {
         // A webhook without a secret gets a generated one, which is shown once.
         let made = client.post("/v1/providers", &json!({"name": "own", "driver": "webhook"})).expect(201).json();
         assert!(text(&made, "signing_secret").starts_with("whsec_"), "{made}");
+        // A provider for browsers gets a pair of keys. The public one is a setting, and the private one is never shown.
+        let browsers = json!({"name": "browsers", "driver": "web_push", "settings": {"subject": "mailto:desk@hotel.example"}});
+        let made = client.post("/v1/providers", &browsers).expect(201).json();
+        assert!(made["signing_secret"].is_null() && made["secrets"] == true, "{made}");
+        let public = made["settings"]["public_key"].as_str().unwrap().to_owned();
+        assert_eq!(client.get("/v1/providers/browsers").expect(200).json()["settings"]["public_key"], public);
+        let half = json!({"name": "half", "driver": "web_push", "settings": {"subject": "mailto:desk@hotel.example", "public_key": public}});
+        refused(client.post("/v1/providers", &half), 422, Some("secret"));
         let changed = client.send("PATCH", "/v1/providers/own", Some(br#"{"concurrency": 7}"#)).expect(200).json();
         assert_eq!((&changed["concurrency"], &changed["secrets"]), (&json!(7), &json!(true)));
         assert_eq!(client.post("/v1/providers/own/pause", &json!({"reason": "asleep"})).expect(200).json()["paused"], "asleep");

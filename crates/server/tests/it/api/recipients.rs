@@ -22,7 +22,7 @@ on_both! {
 
         let problem = refused(client.post("/v1/notifications", &note(json!(["email", "emial"]))), 422, Some("channels[1]"));
         let said = text(&problem, "detail");
-        assert!(said.contains("\"emial\"") && said.contains("email, in_app, slack, sms, teams, voice, webhook, whatsapp"), "{said}");
+        assert!(said.contains("\"emial\"") && said.contains("email, in_app, push, slack, sms, teams, voice, web_push, webhook, whatsapp"), "{said}");
         let batch = client.post("/v1/notifications/batch", &json!({"notifications": [note(json!(["emial"])), note(json!(["in-app"]))]})).expect(200).json();
         assert_eq!((&batch["accepted"], &batch["refused"]), (&json!(1), &json!(1)), "{batch}");
 

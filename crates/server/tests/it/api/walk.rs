@@ -2,6 +2,7 @@
 //! without a change here. A route whose path the walk cannot fill fails the test.
 
 mod operation;
+mod pages;
 mod planted;
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -33,8 +34,14 @@ struct Walk {
 impl Walk {
     fn begin(kind: Kind, settings: &[(&str, &str)]) -> Self {
         let app = App::with(kind, "api", &[&[BEHIND_A_PROXY], settings].concat());
-        let operations = Operation::all(&app.nobody().get("/openapi.json").expect(200).json());
+        let (open, operations): (Vec<_>, Vec<_>) =
+            Operation::all(&app.nobody().get("/openapi.json").expect(200).json())
+                .into_iter()
+                .partition(|one| one.is_open);
         assert!(operations.len() > 35, "{} operations are not all", operations.len());
+        // Their credential is the token in the path. `callbacks.rs` tests them.
+        let open: Vec<&str> = open.iter().map(|one| one.name.as_str()).collect();
+        assert_eq!(open, ["answer_callback", "take_callback"]);
         let (a, b) = (Planted::in_tenant(&app, "canary-alpha"), Planted::in_tenant(&app, "canary-beta"));
         Self { app, operations, a, b, strangers: AtomicU32::new(0) }
     }

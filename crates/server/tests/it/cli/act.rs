@@ -288,6 +288,24 @@ fn a_provider_is_created_shown_changed_and_deleted() {
 }
 
 #[test]
+fn the_public_key_of_web_push_is_shown_at_any_time() {
+    let shell = Shell::ready();
+    let create =
+        ["providers", "create", "browsers", "--driver", "web_push", "--set", "subject=mailto:desk@hotel.example"];
+    let ran = shell.run(&create).ends(0);
+    assert!(ran.stderr.contains("browsers subscribe with this public key"), "{}", ran.stderr);
+    let public = ran.stderr.lines().map(str::trim).find(|line| line.len() == 87).unwrap().to_owned();
+    assert!(shell.run(&["providers", "show", "browsers"]).ends(0).stdout.contains(&public));
+    let json = shell.run(&["providers", "show", "browsers", "-o", "json"]).ends(0).json();
+    assert_eq!((&json["settings"]["public_key"], &json["secrets"]), (&public.as_str().into(), &true.into()));
+    let more =
+        ["providers", "create", "more", "--driver", "web_push", "--set", "subject=https://hotel.example", "-o", "json"];
+    let json = shell.run(&more).ends(0).json();
+    assert!(json["public_key"].as_str().is_some_and(|key| key.len() == 87 && key != public), "{json}");
+    assert!(json["secret"].is_null(), "{json}");
+}
+
+#[test]
 fn b12_a_provider_s_rate_is_set_shown_and_taken_off() {
     let shell = Shell::ready();
     let rate = || {

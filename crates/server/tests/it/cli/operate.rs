@@ -406,7 +406,7 @@ on_both! {
             assert_eq!((told.contains("guest@example.com"), told.contains("g…@example.com")), (is_full, !is_full), "{told}");
         }
         let refused = shell.run(&["enqueue", "a", "--to", "user:alice", "--channel", "emial"]).ends(2).stderr;
-        assert!(refused.contains("channels[0]") && refused.contains("\"emial\"") && refused.contains("email, in_app, slack"), "{refused}");
+        assert!(refused.contains("channels[0]") && refused.contains("\"emial\"") && refused.contains("email, in_app, push, slack"), "{refused}");
     }
 
     fn rows_name_their_tenant_only_when_there_are_several(kind) {

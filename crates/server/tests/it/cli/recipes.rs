@@ -96,3 +96,38 @@ fn a_recipe_that_cannot_work_is_refused_with_its_line() {
     let missing = Shell::empty().with("POSTCOMMIT_RECIPES_FOLDER", "nowhere").run(&["serve"]).ends(2).stderr;
     assert!(missing.contains("recipes.folder: nowhere: "), "{missing}");
 }
+
+#[test]
+fn b5_an_operator_sets_callbacks_up() {
+    let callback = snippet("docs/recipes.md", "pager-callback.toml");
+    let server = HttpServer::start(|_| Reply::json(202, json!({"accepted": true, "page_id": "p-1"})));
+    let shell = with_recipe(|text| format!("{text}\n{callback}"));
+    shell.run(&["migrate"]).ends(0);
+    let drivers = shell.run(&["providers", "drivers", "pager"]).ends(0).stdout;
+    assert!(
+        drivers.contains("  callbacks  in the settings of the service, enter this URL as the webhook"),
+        "{drivers}"
+    );
+    let base = format!("base_url={}", server.url(""));
+    let create = ["providers", "create", "night", "--driver", "pager", "--secret", "token=tok_4711", "--set", &base];
+    shell.run(&create).ends(0);
+
+    let shown = shell.run(&["providers", "callback", "night"]).ends(0);
+    assert!(shown.stdout.starts_with("/v1/callbacks/"), "{}", shown.stdout);
+    assert!(shown.stderr.contains("trusted by the token in the URL alone, until"), "{}", shown.stderr);
+    assert!(shown.stderr.contains("or set api.public_url"), "{}", shown.stderr);
+    let open = shell.run(&["providers", "show", "night"]).ends(0).stdout;
+    assert!(open.contains("callbacks    trusted by the token in the URL alone, until"), "{open}");
+    shell.run(&["providers", "update", "night", "--secret", "signing_secret=sig_0123456789"]).ends(0);
+    let public = shell.with("POSTCOMMIT_API_PUBLIC_URL", "https://hooks.hotel.example");
+    let again = public.run(&["providers", "callback", "night", "-o", "json"]).ends(0).json();
+    let first = format!("https://hooks.hotel.example{}", shown.stdout.trim());
+    assert_eq!((again["url"].as_str(), again["trust"].as_str()), (Some(first.as_str()), Some("verified")));
+    let rotated = public.run(&["providers", "callback", "night", "--rotate"]).ends(0).stdout;
+    assert_ne!(rotated.trim(), first);
+    public.run(&["providers", "callback", "night", "--now"]).ends(2);
+    public.run(&["providers", "callback", "nobody"]).ends(3);
+    public.run(&["providers", "create", "hooks", "--driver", "webhook"]).ends(0);
+    let none = public.run(&["providers", "callback", "hooks"]).ends(4).stderr;
+    assert!(none.contains("driver \"webhook\" takes no callbacks"), "{none}");
+}

@@ -59,25 +59,29 @@ on_both! {
     fn an_export_of_users_is_safe_in_a_spreadsheet_and_comes_back_whole(kind) {
         let shell = Shell::ready_on(kind);
         shell.run(&["users", "create", "1", "--display-name", "=cmd|' /C calc'!A0", "--address", "phone:+919876543210", "--address", "email:ada@example.com", "--language", "en", "--quiet-hours", "22:00-07:00"]).ends(0);
+        let keys = r#"{"p256dh":"BCVxsr7N_eNgVRqvHtD0zTZsEc6-VV-JvLexhqUzORcxaOzi6-AYWXvTBHm4bjyPjs7Vd8pZGH6SRpkNtoIAiw4","auth":"BTBZMqHH6r4Tts7J_aSIgg"}"#;
+        let browsers = ["a", "b"].map(|at| format!(r#"web_push:{{"endpoint":"https://push.example/{at}","keys":{keys}}}"#));
+        shell.run(&["users", "create", "3", "--address", "push:cXb7:APA91bE", "--address", &browsers[0], "--address", &browsers[1]]).ends(0);
         shell.run(&["users", "create", "@2", "--display-name", "a \"b\", c", "--data", r#"{"a": [1, "x"]}"#]).ends(0);
         shell.run(&["users", "prefer", "1", "refuse", "--channel", "sms"]).ends(0);
         let csv = shell.run(&["users", "export"]).ends(0).stdout;
         let lines: Vec<&str> = csv.lines().collect();
-        assert_eq!(lines[0], "id,name,language,time_zone,email,phone,slack,teams,webhook,data,quiet_hours");
-        assert_eq!(lines[1], "1,'=cmd|' /C calc'!A0,en,,ada@example.com,'+919876543210,,,,,22:00-07:00");
-        assert_eq!(lines[2], r#"'@2,"a ""b"", c",,,,,,,,"{""a"":[1,""x""]}","#);
+        assert_eq!(lines[0], "id,name,language,time_zone,email,phone,slack,teams,webhook,push,web_push,data,quiet_hours");
+        assert_eq!(lines[1], "1,'=cmd|' /C calc'!A0,en,,ada@example.com,'+919876543210,,,,,,,22:00-07:00");
+        assert!(lines[2].starts_with("3,,,,,,,,,cXb7:APA91bE,"), "{}", lines[2]);
+        assert_eq!(lines[3], r#"'@2,"a ""b"", c",,,,,,,,,,"{""a"":[1,""x""]}","#);
         let before = users(&shell);
         let jsonl = shell.run(&["users", "export", "--format", "jsonl"]).ends(0).stdout;
         write(&shell, "all.csv", &csv);
         write(&shell, "all.jsonl", &jsonl);
         for file in ["all.csv", "all.jsonl"] {
-            assert_eq!(imported(&shell.run(&["users", "import", file, "-o", "json"]).ends(0)), (0, 0, 2, 0), "{file}");
+            assert_eq!(imported(&shell.run(&["users", "import", file, "-o", "json"]).ends(0)), (0, 0, 3, 0), "{file}");
         }
         assert_eq!(users(&shell), before);
-        for id in ["1", "@2"] {
+        for id in ["1", "@2", "3"] {
             shell.run(&["users", "delete", id, "--yes"]).ends(0);
         }
-        assert_eq!(imported(&shell.run(&["users", "import", "all.jsonl", "-o", "json"]).ends(0)), (2, 0, 0, 0));
+        assert_eq!(imported(&shell.run(&["users", "import", "all.jsonl", "-o", "json"]).ends(0)), (3, 0, 0, 0));
         assert_eq!(users(&shell), before, "preferences included");
     }
 

@@ -12,8 +12,10 @@ fn status(answer: &str) -> u16 {
     answer.split(' ').nth(1).unwrap().parse().unwrap()
 }
 
+/// The status of a page for a person who is not signed in.
+const TO_SIGN_IN: u16 = 303;
 const PATHS: [(&str, u16); 5] =
-    [("/metrics", 200), ("/", 200), ("/openapi.json", 200), ("/v1/notifications", 401), ("/nowhere", 404)];
+    [("/metrics", 200), ("/", TO_SIGN_IN), ("/openapi.json", 200), ("/v1/notifications", 401), ("/nowhere", 404)];
 
 #[test]
 fn a_foreign_host_is_refused_everywhere_but_by_the_probes() {
@@ -70,7 +72,7 @@ fn the_public_url_is_an_own_name_but_exposes_no_metrics() {
     let server =
         TestServer::with(&[("API_PUBLIC_URL", "https://Notify.Example.com/"), ("METRICS_TOKEN", "0123456789abcdef")]);
     for host in ["notify.example.com", "NOTIFY.example.com.:443", "localhost"] {
-        assert_eq!(status(&server.ask(&get("/", host, ""))), 200, "{host}");
+        assert_eq!(status(&server.ask(&get("/", host, ""))), TO_SIGN_IN, "{host}");
     }
     assert_eq!(status(&server.ask(&get("/", "other.example.com", ""))), 421);
     // A proxy that forwards everything would expose the metrics to everyone.
@@ -88,6 +90,6 @@ fn the_public_url_is_an_own_name_but_exposes_no_metrics() {
 #[test]
 fn behind_a_trusted_proxy_the_proxy_answers_for_the_name() {
     let server = TestServer::with(&[("SERVER_TRUSTED_PROXIES", "127.0.0.1/32")]);
-    assert_eq!(status(&server.ask(&get("/", "anything.example", ""))), 200);
+    assert_eq!(status(&server.ask(&get("/", "anything.example", ""))), TO_SIGN_IN);
     assert_eq!(status(&server.ask(&get("/metrics", "localhost", ""))), 401, "there is no open door behind a proxy");
 }

@@ -27,6 +27,8 @@ pub struct Step {
     pub meant_for: Answer,
     /// The setting `isolate` of the provider.
     isolate: &'static str,
+    /// Whether the provider has a next one.
+    failover: bool,
 }
 
 const QUEUE: RefusedWrite = RefusedWrite::of("UPDATE", "delivery_queue");
@@ -34,7 +36,7 @@ const LEDGER: RefusedWrite = RefusedWrite::of("INSERT", "delivery_ledger");
 const RENEW: RefusedWrite = QUEUE.when("NEW.lease_token = OLD.lease_token AND NEW.lease_until <> OLD.lease_until");
 
 const fn step(name: &'static str, refusals: &'static [RefusedWrite], meant_for: Answer) -> Step {
-    Step { name, refusals, sign: REFUSED, meant_for, isolate: "host" }
+    Step { name, refusals, sign: REFUSED, meant_for, isolate: "host", failover: false }
 }
 
 const fn of_lane(step: Step) -> Step {
@@ -42,7 +44,7 @@ const fn of_lane(step: Step) -> Step {
 }
 
 /// All steps, in the order of the flow.
-pub static STEPS: [Step; 14] = [
+pub static STEPS: [Step; 17] = [
     step("claim", &[QUEUE.when("OLD.lease_token IS NULL AND NEW.lease_token IS NOT NULL")], Answer::Taken),
     step(
         "expand",
@@ -64,11 +66,15 @@ pub static STEPS: [Step; 14] = [
         sign: "could not renew",
         meant_for: Answer::Taken,
         isolate: "host",
+        failover: false,
     },
     of_lane(step("hold", &[RefusedWrite::of("UPDATE", "provider").when("NEW.held_until IS NOT NULL")], Answer::Later)),
     of_lane(step("pause", &[RefusedWrite::of("UPDATE", "provider").when("NEW.paused IS NOT NULL")], Answer::Unwelcome)),
     step("hold host", &[RefusedWrite::of("INSERT", "lane_host").when("NEW.held_until IS NOT NULL")], Answer::Later),
     step("pause host", &[RefusedWrite::of("INSERT", "lane_host").when("NEW.paused IS NOT NULL")], Answer::Unwelcome),
+    of_lane(step("trip", &[RefusedWrite::of("UPDATE", "provider").when("NEW.trips > OLD.trips")], Answer::Broken)),
+    step("trip host", &[RefusedWrite::of("INSERT", "lane_host").when("NEW.trips > 0")], Answer::Cut),
+    Step { failover: true, ..of_lane(step("move", &[QUEUE.when("NEW.moves > OLD.moves")], Answer::Unwelcome)) },
     step("provider version", &[RefusedWrite::of("UPDATE", "provider_version")], Answer::Unwelcome),
     step("inbox", &[RefusedWrite::of("INSERT", "inbox_message")], Answer::Taken),
 ];
@@ -140,7 +146,18 @@ impl Case {
         let installation = Installation::new(self.kind, Hooks::of(self.guarantee)).in_batches_of(3);
         let policy = format!(r#"{{"name":"fixed","interval_s":{},"max_attempts":{ATTEMPTS}}}"#, INTERVAL / 1_000_000);
         let isolate = format!("isolate={}", self.step.isolate);
-        installation.run(&["providers", "update", "hooks", "--policy", &policy, "--set", &isolate]);
+        // Two failures in a row trip the breaker where its write is refused. Elsewhere its holds would only take time.
+        let failures = if self.step.name.starts_with("trip") { "2" } else { "0" };
+        let breaker = ["--breaker-failures", failures, "--breaker-cool-down-s", "1"];
+        let update = ["providers", "update", "hooks", "--policy", &policy, "--set", &isolate];
+        installation.run(&[&update[..], &breaker].concat());
+        if self.step.failover {
+            let next =
+                ["providers", "create", "next", "--driver", "webhook", "--is-default", "false", "--policy", &policy];
+            let same = ["--set", &isolate, "--guarantee", self.guarantee.name()];
+            installation.run(&[&next[..], &same, &breaker].concat());
+            installation.run(&["providers", "update", "hooks", "--failover", "next"]);
+        }
         let (journal, healed) = (Journal::default(), Arc::<AtomicBool>::default());
         let receiver = self.receiver(journal.clone(), healed.clone());
         enqueue(&installation, &receiver);
@@ -181,8 +198,12 @@ impl Case {
     /// Waits until the write was refused often enough, or everything has ended, or nothing more may be sent.
     fn wait(&self, installation: &Installation, servers: &[Child]) -> bool {
         let met = || servers.iter().flat_map(Child::output).filter(|line| line.contains(self.step.sign)).count();
+        // With a next provider the work goes on while the first one is paused, apart from what was announced to it.
+        let goes_on = self.step.failover && self.guarantee != Guarantee::AtMostOnce;
+        let paused = || installation.count("SELECT count(*) FROM postcommit.provider WHERE paused IS NOT NULL");
+        let has_stopped = || if goes_on { paused() == 2 } else { is_paused(installation) };
         wait_until("the refusals, or the end of the work", || {
-            met() >= self.times || installation.is_quiet() || is_paused(installation)
+            met() >= self.times || installation.is_quiet() || has_stopped()
         });
         met() > 0
     }
@@ -290,7 +311,9 @@ fn is_paused(installation: &Installation) -> bool {
 fn finish(installation: &Installation) {
     wait_until("everything to end", || {
         if is_paused(installation) {
-            installation.run(&["providers", "resume", "hooks"]);
+            for row in installation.rows("SELECT name FROM postcommit.provider WHERE driver = 'webhook'") {
+                installation.run(&["providers", "resume", &row[0]]);
+            }
         }
         installation.is_quiet()
     });

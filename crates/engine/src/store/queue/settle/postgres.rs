@@ -51,6 +51,7 @@ arrays! {
         lane: Option<i32>,
         channel: Option<&'a str>,
         provider: Option<&'a str>,
+        moved: Option<i32>,
     }
 }
 
@@ -111,11 +112,11 @@ pub(in crate::store) static AGAIN_POSTGRES: LazyLock<String> = LazyLock::new(|| 
           SET lease_token = NULL, lease_until = NULL, due_at = coalesce(g.due, q.due_at),
             lost_since = CASE WHEN g.outcome IS NULL THEN q.lost_since END,
             intent = CASE WHEN g.outcome IS NULL AND q.lost_since IS NOT NULL THEN q.intent END,
-            attempts = q.attempts + g.counted, seq = q.seq + (g.outcome IS NOT NULL)::int, unclear = q.unclear OR g.unclear,
+            attempts = CASE WHEN g.moved IS NULL THEN q.attempts + g.counted ELSE 0 END, moves = q.moves + (g.moved IS NOT NULL)::int, seq = q.seq + (g.outcome IS NOT NULL)::int, unclear = q.unclear OR g.unclear,
             code = coalesce(g.code, q.code), detail = coalesce(g.detail, q.detail),
             error_class = CASE WHEN g.code IS NULL THEN q.error_class ELSE g.error_class END,
-            first_try_at = CASE WHEN g.outcome IS NULL THEN q.first_try_at ELSE coalesce(q.first_try_at, q.leased_at) END,
-            n = coalesce(g.as_n, q.n), lane = coalesce(g.lane, q.lane), {facts}
+            first_try_at = CASE WHEN g.moved IS NOT NULL THEN NULL WHEN g.outcome IS NULL THEN q.first_try_at ELSE coalesce(q.first_try_at, q.leased_at) END,
+            n = coalesce(g.as_n, q.n), lane = coalesce(g.moved, g.lane, q.lane), {facts}
           FROM {given}
           WHERE {HELD}
           RETURNING q.tenant, q.notification_id, g.n AS row, q.n, q.seq,
@@ -277,5 +278,6 @@ fn shared(s: &Settlement) -> Shared<'_> {
         lane: place.map(|p| p.lane),
         channel: place.and_then(|p| p.facts.channel.as_deref()),
         provider: place.and_then(|p| p.facts.provider.as_deref()),
+        moved: s.moved_to,
     }
 }

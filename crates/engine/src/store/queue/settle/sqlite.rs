@@ -41,17 +41,18 @@ static COUNT_SQLITE: LazyLock<String> = LazyLock::new(|| {
     insert("postcommit_rollup_fresh", "tenant, slot, site, channel, state, count, event_type, lane, error_class")
 });
 static LOG_SQLITE: LazyLock<String> = LazyLock::new(|| insert("postcommit_attempt", ATTEMPT));
-/// Releases a delivery that stays in the queue. From `?14` on the parameters are the facts of a target without a row of
+/// Releases a delivery that stays in the queue. From `?15` on the parameters are the facts of a target without a row of
 /// its own.
 static AGAIN_SQLITE: LazyLock<String> = LazyLock::new(|| {
     let fact = |(place, column): (i32, &Column)| format!("{0} = coalesce(?{place}, {0})", column.name);
-    let facts: Vec<String> = (14..).zip(Facts::COLUMNS).map(fact).collect();
+    let facts: Vec<String> = (15..).zip(Facts::COLUMNS).map(fact).collect();
     format!(
         "UPDATE postcommit_delivery_queue SET lease_token = NULL, lease_until = NULL, due_at = coalesce(?5, due_at),
            lost_since = CASE WHEN ?7 = 0 THEN lost_since END, intent = CASE WHEN ?7 = 0 AND lost_since IS NOT NULL THEN intent END,
-           attempts = attempts + ?6, first_try_at = CASE WHEN ?7 = 0 THEN first_try_at ELSE coalesce(first_try_at, leased_at) END,
+           attempts = CASE WHEN ?14 IS NULL THEN attempts + ?6 ELSE 0 END, moves = moves + (?14 IS NOT NULL),
+           first_try_at = CASE WHEN ?14 IS NOT NULL THEN NULL WHEN ?7 = 0 THEN first_try_at ELSE coalesce(first_try_at, leased_at) END,
            seq = seq + ?7, unclear = unclear OR ?8, code = coalesce(?9, code), detail = coalesce(?10, detail),
-           error_class = CASE WHEN ?9 IS NULL THEN error_class ELSE ?13 END, n = coalesce(?11, n), lane = coalesce(?12, lane), {}
+           error_class = CASE WHEN ?9 IS NULL THEN error_class ELSE ?13 END, n = coalesce(?11, n), lane = coalesce(?14, ?12, lane), {}
          WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 RETURNING seq",
         facts.join(", ")
     )
@@ -204,6 +205,7 @@ impl<'c> Pen<'c> {
             place.map(|p| p.n),
             place.map(|p| p.lane),
             s.class.map(ErrorClass::name),
+            s.moved_to,
         ];
         let nothing = Facts::default();
         let facts = fact_values(place.map_or(&nothing, |p| &p.facts));

@@ -12,6 +12,8 @@ pub struct Operation {
     pub path: String,
     /// The scope that a key must have. `None` means any key.
     pub scope: Option<Scope>,
+    /// Whether no key is needed, because the path contains the credential.
+    pub is_open: bool,
     /// The statuses that it may answer.
     pub statuses: Vec<String>,
     /// Whether the answer is an endless stream.
@@ -36,13 +38,17 @@ impl Operation {
     fn of(document: &Value, path: &str, method: &str, said: &Value) -> Self {
         let name = said["operationId"].as_str().unwrap().to_owned();
         let asked = said["security"].as_array().into_iter().flatten().find_map(|way| way["key"].as_array());
-        let scopes = asked.unwrap_or_else(|| panic!("{name} does not say which key it needs"));
+        let is_open = said["security"] == json!([{}]);
+        let none = vec![];
+        let scopes =
+            asked.or(is_open.then_some(&none)).unwrap_or_else(|| panic!("{name} does not say which key it needs"));
         assert!(scopes.len() < 2, "{name} needs one scope or any");
         let body = &said["requestBody"]["content"]["application/json"]["schema"];
         Self {
             method: method.to_ascii_uppercase(),
             path: path.to_owned(),
             scope: scopes.first().map(|scope| Scope::from_name(scope.as_str().unwrap()).unwrap()),
+            is_open,
             statuses: said["responses"].as_object().unwrap().keys().cloned().collect(),
             streams: said["responses"]["200"]["content"].get("text/event-stream").is_some(),
             needs_body: said["requestBody"]["required"] == true,

@@ -28,6 +28,11 @@ impl Planted {
         app.create_tenant(&spare);
         let admin = app.client(name, &["admin"]);
         app.create_capture(name, &format!("{name}-provider"), &format!("{name}-bad"));
+        let takes_callbacks = json!({
+            "name": format!("{name}-receipts"), "driver": "vonage", "is_default": false, "settings": {"from": "Hotel"},
+            "secrets": {"api_key": "abc123", "api_secret": "hush_0123456789"},
+        });
+        let _ = admin.post("/v1/providers", &takes_callbacks).expect(201);
         let of = |event: &str, recipient: Value, due: Option<&str>| {
             app.enqueue(&admin, &notification(name, event, &recipient, due))
         };
@@ -95,6 +100,7 @@ impl Planted {
             "text",
             "payload",
             "provider",
+            "receipts",
             "user",
             "key",
             "site",
@@ -130,6 +136,7 @@ impl Planted {
             ("keys", "id") => self.key.clone(),
             ("inbox", "id") => self.message.clone(),
             ("inbox", "user") => format!("{}-user", self.name),
+            ("providers", "name") if path.ends_with("/callback") => format!("{}-receipts", self.name),
             ("providers", "name") => format!("{}-provider", self.name),
             ("tenants", "name") => self.spare.clone(),
             ("templates", "id") => format!("{}-template", self.name),
