@@ -277,7 +277,9 @@ impl Smtp {
                 let (outcome, class) = refusal(step, &reply);
                 let detail =
                     format!("the mail server refused {}: {} {}", step.name(), reply.code, clean(&reply.text()));
-                Report { class: Some(class), ..Report::from(outcome).because(detail) }
+                // A greylisted or busy mailbox says nothing about the mails to others. 421 is about the connection.
+                let only_delivery = step == Step::RcptTo && reply.code != 421;
+                Report { class: Some(class), only_delivery, ..Report::from(outcome).because(detail) }
             }
             Cause::Broken { code, detail } => {
                 let detail = format!("{} at {}", clean(&detail), step.name());

@@ -19,9 +19,11 @@ const JITTER: f64 = 0.2;
 pub enum Health {
     /// The service works: it accepted the message, or refused it because of its address or content.
     Well,
-    /// The service itself failed: it could not be reached, did not answer in time, or failed to process the request.
+    /// The service itself failed: it could not be reached, did not answer in time, or failed to process the request. A rate
+    /// limit without a time to wait counts as well: the cool-down finds out how long the service needs.
     Failed,
-    /// The report says nothing about the service. A rate limit or a refused account closes the lane by itself.
+    /// The report says nothing about the service. A rate limit with a time to wait, or a refused account, closes the lane
+    /// by itself, and a failure of one recipient concerns no other.
     Unknown,
 }
 
@@ -40,8 +42,10 @@ impl Health {
     #[cold]
     fn of_failure(report: &Report) -> Self {
         match report.class() {
-            Some(ErrorClass::Timeout | ErrorClass::Network | ErrorClass::ServerError) => Self::Failed,
             Some(ErrorClass::InvalidAddress | ErrorClass::InvalidContent | ErrorClass::TemplateRejected) => Self::Well,
+            _ if report.only_delivery => Self::Unknown,
+            Some(ErrorClass::Timeout | ErrorClass::Network | ErrorClass::ServerError) => Self::Failed,
+            Some(ErrorClass::RateLimited) if report.after.is_none() => Self::Failed,
             _ => Self::Unknown,
         }
     }
@@ -76,7 +80,7 @@ mod tests {
         let of = |outcome: Outcome, class| Health::of(&Report { class, ..Report::from(outcome) });
         for class in ErrorClass::ALL {
             let expected = match class.name() {
-                "timeout" | "network" | "server_error" => Health::Failed,
+                "timeout" | "network" | "server_error" | "rate_limited" => Health::Failed,
                 "invalid_address" | "invalid_content" | "template_rejected" => Health::Well,
                 _ => Health::Unknown,
             };
@@ -88,6 +92,17 @@ mod tests {
         assert_eq!((of(Outcome::Sent, None), of(Outcome::Delivered, None)), (Health::Well, Health::Well));
         assert_eq!(of(Outcome::deferred("connect"), None), Health::Failed, "the class follows from the code");
         assert_eq!(of(Outcome::unclear("lease_expired"), None), Health::Unknown);
+    }
+
+    #[test]
+    fn a_rate_limit_that_closes_the_lane_or_concerns_one_recipient_does_not_count() {
+        let limited = Report { class: Some(ErrorClass::RateLimited), ..Report::from(Outcome::deferred("http_429")) };
+        assert_eq!(Health::of(&limited), Health::Failed);
+        assert_eq!(Health::of(&Report { after: Some(Duration::from_secs(9)), ..limited.clone() }), Health::Unknown);
+        for class in [ErrorClass::RateLimited, ErrorClass::ServerError, ErrorClass::Network] {
+            let report = Report { only_delivery: true, class: Some(class), ..limited.clone() };
+            assert_eq!(Health::of(&report), Health::Unknown, "{class:?}");
+        }
     }
 
     #[test]

@@ -95,7 +95,8 @@ pub struct Report {
     /// The wait that the provider asked for, with any outcome. If another attempt is allowed, the wait applies to the
     /// delivery and holds its host or lane.
     pub after: Option<Duration>,
-    /// Whether only this delivery waits as the provider asked. If false, its host or lane is held.
+    /// Whether the answer concerns this recipient alone: only this delivery waits as the provider asked, and a failure does
+    /// not count for the breaker. If false, its host or lane is held.
     pub only_delivery: bool,
     /// The evidence for the outcome.
     pub evidence: Evidence,
