@@ -7,6 +7,10 @@ use std::time::{Duration, Instant};
 
 /// So many recipients are remembered before those are forgotten whose next message may be sent.
 const REMEMBERED: usize = 10_000;
+/// The most messages to one recipient that get a time of their own. Others come back together with the last one of
+/// these. A message that was put off may expire, be cancelled or be sent by another process, so times that are given
+/// further ahead would be lost for longer.
+const AHEAD: u32 = 30;
 
 /// The recipients of a lane to whom a message was sent a moment ago.
 #[derive(Default)]
@@ -15,8 +19,8 @@ pub struct RecipientPace(Mutex<HashMap<Box<str>, Turn>>);
 struct Turn {
     /// When the next message may be sent.
     next: Instant,
-    /// How many messages were put off and have not been sent yet.
-    waiting: u32,
+    /// The first time after those that were given to messages which wait.
+    free: Instant,
 }
 
 impl RecipientPace {
@@ -26,17 +30,17 @@ impl RecipientPace {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(turn) = known.get_mut(recipient) {
             if turn.next > now {
-                let wait = turn.next - now + interval * turn.waiting;
-                turn.waiting = turn.waiting.saturating_add(1);
-                return Some(wait);
+                let given = turn.free.clamp(turn.next, turn.next + interval * AHEAD);
+                turn.free = given + interval;
+                return Some(given - now);
             }
-            *turn = Turn { next: now + interval, waiting: turn.waiting.saturating_sub(1) };
+            turn.next = now + interval;
             return None;
         }
         if known.len() >= REMEMBERED {
             known.retain(|_, turn| turn.next > now);
         }
-        known.insert(recipient.into(), Turn { next: now + interval, waiting: 0 });
+        known.insert(recipient.into(), Turn { next: now + interval, free: now + interval });
         None
     }
 }
@@ -60,6 +64,17 @@ mod tests {
         // Those that waited come back one after another.
         assert_eq!([take("a", 1.0), take("a", 2.0), take("a", 3.0)], [None; 3]);
         assert_eq!(take("a", 3.0), Some(SECOND), "nobody waits any more");
+    }
+
+    #[test]
+    fn messages_that_never_come_back_delay_later_ones_only_for_a_while() {
+        let (pace, now) = (RecipientPace::default(), Instant::now());
+        let take = |after: u64| pace.take("a", SECOND, now + SECOND * u32::try_from(after).unwrap());
+        assert_eq!(take(0), None);
+        let waits: Vec<Duration> = (0..300).map(|_| take(0).unwrap()).collect();
+        assert_eq!((waits[29], waits[30], waits[299]), (SECOND * 30, SECOND * 31, SECOND * 31));
+        // None of the 300 comes back.
+        assert_eq!([take(60), take(60), take(60)], [None, Some(SECOND), Some(SECOND * 2)]);
     }
 
     #[test]
