@@ -84,6 +84,8 @@ pub struct Standing {
     /// Whether the receipt names another message of the provider than the last attempt's, so that it is about an
     /// earlier attempt.
     pub is_earlier_message: bool,
+    /// Whether an attempt was made at all.
+    pub was_attempted: bool,
 }
 
 /// What a receipt does to the state of its delivery.
@@ -104,6 +106,8 @@ pub fn receipt_effect(happened: Happened, standing: Standing) -> ReceiptEffect {
     let arrived = ReceiptEffect::Becomes(FinishedState::Delivered);
     let refused = ReceiptEffect::Becomes(FinishedState::Parked(Reason::Rejected));
     match (standing.state, happened) {
+        // What has arrived is not sent again, also if an operator has just retried it.
+        (Pending | Retrying, Happened::Delivered | Happened::Complained) if standing.was_attempted => arrived,
         (Pending | Sending, _) => ReceiptEffect::Waits,
         // No attempt can have arrived, so the receipt is ahead of the attempt that it is about.
         (Retrying, _) if !standing.unclear => ReceiptEffect::Waits,
@@ -129,7 +133,22 @@ mod tests {
     use DeliveryState::{Delivered, Parked, Pending, Retrying, Sending, Sent};
 
     fn effect(state: DeliveryState, unclear: bool, happened: Happened) -> ReceiptEffect {
-        receipt_effect(happened, Standing { state, unclear, is_earlier_message: false })
+        receipt_effect(happened, Standing { state, unclear, is_earlier_message: false, was_attempted: unclear })
+    }
+
+    #[test]
+    fn b5_what_has_arrived_is_not_sent_again_although_it_was_retried() {
+        let effect = |state, happened| {
+            receipt_effect(happened, Standing { state, unclear: false, is_earlier_message: false, was_attempted: true })
+        };
+        for state in [Pending, Retrying] {
+            for (happened, arrives) in Happened::ALL.into_iter().zip([false, true, false, false, true]) {
+                let arrived = ReceiptEffect::Becomes(FinishedState::Delivered);
+                let expected = if arrives { arrived } else { ReceiptEffect::Waits };
+                assert_eq!(effect(state, happened), expected, "{state:?} {happened:?}");
+            }
+        }
+        assert_eq!(effect(Sending, Happened::Delivered), ReceiptEffect::Waits, "it may be on its way a second time");
     }
 
     #[test]
@@ -185,7 +204,7 @@ mod tests {
 
     #[test]
     fn b5_late_news_of_an_earlier_attempt_does_not_undo_a_later_one() {
-        let standing = Standing { state: Sent, unclear: false, is_earlier_message: true };
+        let standing = Standing { state: Sent, unclear: false, is_earlier_message: true, was_attempted: true };
         assert_eq!(receipt_effect(Happened::Bounced, standing), ReceiptEffect::Stays("earlier_attempt"));
         let arrived = ReceiptEffect::Becomes(FinishedState::Delivered);
         assert_eq!(receipt_effect(Happened::Delivered, standing), arrived);

@@ -15,8 +15,9 @@ use crate::store::unreadable::{Reader, legible};
 /// How many receipts of one callback are applied before the callback is answered. The duty applies the others, so that a
 /// provider never waits long for the answer.
 const APPLIED_IMMEDIATELY: usize = 100;
-/// How many waiting receipts the duty looks at in one run.
+/// How many waiting receipts the duty looks at in one run, and how many of one tenant.
 const LOOKED_AT: i64 = 500;
+const OF_ONE_TENANT: i64 = 100;
 
 /// What became of a receipt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,7 +159,10 @@ impl Store {
         if reported.is_empty() {
             return Ok(vec![]);
         }
-        let written = self.db.execute(reported.iter().map(statement).collect()).await?;
+        // In one order in all callbacks, so that two with the same events do not wait for each other in a circle.
+        let mut reported: Vec<&Reported> = reported.iter().collect();
+        reported.sort_by(|one, other| one.event_id.cmp(&other.event_id));
+        let written = self.db.execute(reported.iter().copied().map(statement).collect()).await?;
         let new = reported.iter().zip(written).filter(|(_, rows)| *rows > 0);
         Ok(new.map(|(one, _)| one.event_id.clone()).collect())
     }
@@ -175,8 +179,15 @@ impl Store {
         if !self.any_receipt_waits().await? {
             return Ok(None);
         }
-        let sql = format!("{WAITING} AND r.look_at <= {{now}} ORDER BY r.look_at LIMIT $1");
-        let mut rows = self.db.query(&sql, vec![LOOKED_AT.into()]).await?;
+        // Every tenant has its share, so that events of one account that belong to no delivery delay no other tenant.
+        let sql = format!(
+            "WITH due AS (
+               SELECT tenant, id, look_at, row_number() OVER (PARTITION BY tenant ORDER BY look_at) AS place
+               FROM postcommit.receipt WHERE fate = 'waiting' AND look_at <= {{now}})
+             {WAITING} AND (r.tenant, r.id) IN (
+               SELECT tenant, id FROM due WHERE place <= $2 ORDER BY place, look_at LIMIT $1)"
+        );
+        let mut rows = self.db.query(&sql, vec![LOOKED_AT.into(), OF_ONE_TENANT.into()]).await?;
         // Receipts of one delivery are applied in the order in which they came.
         rows.sort_by_key(|row| row.get::<i64>(1).unwrap_or(i64::MAX));
         Ok(Some(self.apply_all(&rows).await))
@@ -188,7 +199,10 @@ impl Store {
             match self.apply_receipt(&receipt).await {
                 Ok(fate) => fates.push((receipt.happened, fate)),
                 Err(problem) => {
-                    tracing::warn!(%problem, receipt = receipt.id, "a receipt could not be applied; it is tried again");
+                    tracing::warn!(%problem, receipt = receipt.id, "a receipt could not be applied; it is tried again later");
+                    if let Err(problem) = self.look_later(&receipt).await {
+                        tracing::debug!(%problem, receipt = receipt.id, "the next try could not be put off");
+                    }
                     fates.push((receipt.happened, Fate::Waiting));
                 }
             }

@@ -179,6 +179,59 @@ on_both! {
         }
     }
 
+    /// Two messages may have arrived. What the provider says of one of them does not settle the other.
+    async fn b5_the_failure_of_one_of_two_unclear_messages_leaves_the_other_unclear(world) {
+        let server = HttpServer::start(|_| Reply::Close);
+        let provider = provider(&world, "twilio", &server, Guarantee::AtMostOnce).await;
+        let id = sent(&world, &provider).await;
+        let retry = async |consent| world.store.act_on_many(Act::Retry, &[world.key(id, 1)], consent).await.unwrap();
+        retry(true).await;
+        world.pass().await;
+        assert_eq!((state(&world, id).await.as_str(), server.requests().len()), ("parked outcome_unknown", 2));
+        assert_eq!(report(&world, &provider, &event(Happened::Failed, id)).await, Some(Fate::Applied));
+        assert_eq!((state(&world, id).await.as_str(), world.delivery(id).await.unclear), ("parked rejected", true));
+        assert_eq!(json!(retry(false).await)[0]["result"], "unclear", "a third message needs consent");
+        assert_eq!(report(&world, &provider, &event(Happened::Delivered, id)).await, Some(Fate::Applied));
+        assert_eq!(state(&world, id).await, "delivered");
+    }
+
+    async fn b5_a_retry_that_waits_is_not_sent_once_the_first_message_has_arrived(world) {
+        let server = HttpServer::start(|_| Reply::Close);
+        let provider = provider(&world, "twilio", &server, Guarantee::AtMostOnce).await;
+        let id = sent(&world, &provider).await;
+        world.store.pause_lane(provider.id, None, "by hand").await.unwrap();
+        world.store.act_on_many(Act::Retry, &[world.key(id, 1)], true).await.unwrap();
+        assert_eq!(state(&world, id).await, "pending");
+        // A failure of the first message leaves the retry as it is.
+        assert_eq!(report(&world, &provider, &event(Happened::Failed, id)).await, Some(Fate::Waiting));
+        assert_eq!(report(&world, &provider, &event(Happened::Delivered, id)).await, Some(Fate::Applied));
+        assert_eq!(state(&world, id).await, "delivered");
+        world.store.resume_lane(provider.id).await.unwrap();
+        world.pass().await;
+        assert_eq!((server.requests().len(), world.count("delivery_queue").await), (1, 0));
+    }
+
+    /// An account that other programs use as well sends receipts that belong to no delivery.
+    async fn b5_receipts_of_one_tenant_do_not_delay_those_of_another(world) {
+        let server = HttpServer::start(|_| took("SM1"));
+        let provider = provider(&world, "twilio", &server, Guarantee::AtLeastOnce).await;
+        let other = world.store.create_tenant("other").await.unwrap();
+        let mut draft = provider.draft.clone();
+        draft.secrets = None;
+        assert!(world.store.create_provider(other, &draft).await.unwrap());
+        let theirs = world.store.provider(other, "twilio").await.unwrap().unwrap();
+        let foreign = |n: u32| Reported { delivery: None, provider_ref: Some(format!("X{n}")), ..event(Happened::Sent, Uuid::nil()) };
+        let many: Vec<Reported> = (0..600).map(foreign).collect();
+        world.store.of_tenant(other).receive(&theirs, &many).await.unwrap();
+        let id = enqueue(&world, &provider).await;
+        let by_ref = Reported { delivery: None, provider_ref: Some("SM1".into()), ..event(Happened::Delivered, id) };
+        assert_eq!(report(&world, &provider, &by_ref).await, Some(Fate::Waiting));
+        world.pass().await;
+        // Theirs have been due for longer.
+        look_again(&world).await;
+        assert_eq!(state(&world, id).await, "delivered");
+    }
+
     async fn b5_a_receipt_ends_what_would_have_been_sent_again(world) {
         let server = HttpServer::start(|_| Reply::Close);
         let provider = provider(&world, "twilio", &server, Guarantee::AtLeastOnce).await;
@@ -398,6 +451,8 @@ on_both! {
             world.refuse(refusal).await;
             let bounced = event(Happened::Bounced, id);
             assert_eq!(report(&world, &provider, &bounced).await, Some(Fate::Waiting), "{refusal:?}");
+            let looks = world.sql("SELECT min(looks) FROM postcommit.receipt", vec![]).await;
+            assert_eq!(looks[0].get::<i64>(0).unwrap(), 1, "the next try comes later");
             // Nothing of its transaction was written.
             assert_eq!((state(&world, id).await.as_str(), suppressed(&world).await), ("sent", vec![]));
             world.heal(refusal).await;

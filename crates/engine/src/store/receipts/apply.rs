@@ -20,7 +20,8 @@ use crate::store::{AuditEntry, Store};
 const TRIES: usize = 8;
 /// The longest wait between two looks for the delivery of a receipt.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
-/// How long a receipt waits for its delivery.
+/// How long a receipt waits for a delivery that is not found, or was never sent. It waits longer for one that may be on
+/// its way, e.g. in a lane that is paused for days.
 const GIVEN_UP_AFTER: Duration = Duration::from_secs(24 * 3600);
 
 /// A delivery that a receipt is about.
@@ -31,6 +32,7 @@ struct Found {
     target: Option<String>,
     state: DeliveryState,
     unclear: bool,
+    was_attempted: bool,
     provider_ref: Option<String>,
 }
 
@@ -49,22 +51,30 @@ impl Store {
         for _ in 0..TRIES {
             let found = match self.delivery_of(receipt).await? {
                 Search::Found(found) => found,
-                Search::NotYet => return self.put_off(receipt, None).await,
+                Search::NotYet => return self.put_off(receipt, None, GIVEN_UP_AFTER).await,
                 Search::Never(reason) => return self.ignore(receipt, None, reason).await,
             };
             if found.lane != receipt.lane {
                 // A live delivery may still come into the lane: it is not expanded yet, or was moved.
                 return match DeliveryState::LIVE.contains(&found.state) {
-                    true => self.put_off(receipt, Some(found.id)).await,
+                    true => self.put_off(receipt, Some(found.id), GIVEN_UP_AFTER).await,
                     false => self.ignore(receipt, Some(found.id), "other_provider").await,
                 };
             }
             let is_other = |(one, other): (&String, &String)| one != other;
             let refs = receipt.provider_ref.as_ref().zip(found.provider_ref.as_ref());
-            let standing =
-                Standing { state: found.state, unclear: found.unclear, is_earlier_message: refs.is_some_and(is_other) };
+            let standing = Standing {
+                state: found.state,
+                unclear: found.unclear,
+                is_earlier_message: refs.is_some_and(is_other),
+                was_attempted: found.was_attempted,
+            };
             match receipt_effect(receipt.happened, standing) {
-                ReceiptEffect::Waits => return self.put_off(receipt, Some(found.id)).await,
+                ReceiptEffect::Waits => {
+                    let is_unsent = found.state == DeliveryState::Pending && !found.was_attempted;
+                    let given_up_after = if is_unsent { GIVEN_UP_AFTER } else { Duration::MAX };
+                    return self.put_off(receipt, Some(found.id), given_up_after).await;
+                }
                 ReceiptEffect::Stays(reason) if receipt.happened.suppresses().is_none() => {
                     return self.ignore(receipt, Some(found.id), reason).await;
                 }
@@ -76,11 +86,12 @@ impl Store {
                 }
             }
         }
-        self.put_off(receipt, None).await
+        self.put_off(receipt, None, GIVEN_UP_AFTER).await
     }
 
     async fn delivery_of(&self, receipt: &Waiting) -> Result<Search, DbError> {
-        let ended = "SELECT l.notification_id, l.n, l.lane, l.channel, l.target, l.state, l.unclear, l.provider_ref
+        let ended = "SELECT l.notification_id, l.n, l.lane, l.channel, l.target, l.state, l.unclear, l.provider_ref,
+              l.seq > 0
             FROM postcommit.delivery_ledger l WHERE l.tenant = $1 AND";
         let Some((notification, n)) = receipt.delivery else {
             let Some(provider_ref) = &receipt.provider_ref else { return Ok(Search::Never("no_reference")) };
@@ -95,7 +106,7 @@ impl Store {
              SELECT q.notification_id, q.n, q.lane, q.channel, q.target,
                CASE WHEN q.lease_token IS NOT NULL THEN 'sending' WHEN q.attempts > 0 OR q.losses > 0 THEN 'retrying'
                  ELSE 'pending' END,
-               q.unclear, NULL
+               q.unclear, NULL, q.seq > 0
              FROM postcommit.delivery_queue q WHERE q.tenant = $1 AND q.notification_id = $2 AND q.n = $3"
         );
         let rows = self.db.query(&sql, vec![receipt.tenant.into(), notification.into(), n.into()]).await?;
@@ -108,20 +119,31 @@ impl Store {
         Ok(if known { Search::NotYet } else { Search::Never("unknown_delivery") })
     }
 
-    /// Looks for the delivery again later, each time after a longer wait, and for a day at most.
-    async fn put_off(&self, receipt: &Waiting, delivery: Option<DeliveryId>) -> Result<Fate, DbError> {
-        if self.now().await?.since(receipt.received_at) > GIVEN_UP_AFTER {
+    /// Looks for the delivery again later, each time after a longer wait, until the receipt is given up.
+    async fn put_off(
+        &self,
+        receipt: &Waiting,
+        delivery: Option<DeliveryId>,
+        given_up_after: Duration,
+    ) -> Result<Fate, DbError> {
+        if self.now().await?.since(receipt.received_at) > given_up_after {
             return self.ignore(receipt, delivery, "never_sent").await;
         }
+        self.look_later(receipt).await?;
+        Ok(Fate::Waiting)
+    }
+
+    /// Puts the next look at a receipt off. A look by another process meanwhile counts once.
+    pub(super) async fn look_later(&self, receipt: &Waiting) -> Result<(), DbError> {
         let wait = Duration::from_secs(1 << receipt.looks.clamp(0, 12)).min(LONGEST_WAIT);
         let sql = format!(
             "UPDATE postcommit.receipt SET looks = looks + 1, look_at = {}
-             WHERE tenant = $1 AND id = $2 AND fate = 'waiting'",
+             WHERE tenant = $1 AND id = $2 AND fate = 'waiting' AND looks = $4",
             self.db.seconds_from_now(3)
         );
-        let parameters = vec![receipt.tenant.into(), receipt.id.into(), Value::Real(wait.as_secs_f64())];
-        self.db.execute_one(&sql, parameters).await?;
-        Ok(Fate::Waiting)
+        let wait = Value::Real(wait.as_secs_f64());
+        let parameters = vec![receipt.tenant.into(), receipt.id.into(), wait, receipt.looks.into()];
+        self.db.execute_one(&sql, parameters).await.map(drop)
     }
 
     async fn ignore(
@@ -144,7 +166,7 @@ impl Store {
     /// Ends the delivery in this state. Returns false, and writes nothing, if the delivery has changed meanwhile.
     async fn end(&self, receipt: &Waiting, found: &Found, state: FinishedState) -> Result<bool, DbError> {
         let mut statements = match found.state {
-            DeliveryState::Retrying => self.leave_queue(receipt, found, state),
+            DeliveryState::Pending | DeliveryState::Retrying => self.leave_queue(receipt, found, state),
             _ => vec![change_ledger(receipt, found, state)],
         };
         statements.push(close(receipt, Fate::Applied, None, Some(found.id)));
@@ -162,11 +184,13 @@ impl Store {
         Ok(done)
     }
 
-    /// The statements that move a delivery which waits for another attempt from the queue into the ledger.
+    /// The statements that move a delivery which waits for another attempt from the queue into the ledger. The guard is
+    /// that no worker holds it, and that an attempt may have arrived or the receipt proves it.
     fn leave_queue(&self, receipt: &Waiting, found: &Found, state: FinishedState) -> Vec<Statement> {
         let facts = names::<Facts>("");
         let parameters = change_parameters(receipt, found, state);
-        let left = "tenant = $1 AND notification_id = $2 AND n = $3 AND lane = $4 AND lease_token IS NULL AND unclear";
+        let left = "tenant = $1 AND notification_id = $2 AND n = $3 AND lane = $4 AND lease_token IS NULL
+          AND (unclear OR (seq > 0 AND CAST($5 AS text) = 'delivered'))";
         let columns = format!(
             "tenant, notification_id, n, lane, attempts, seq, state, reason, code, error_class, detail, unclear,
              provider_ref, sent_at, finished_at, {facts}"
@@ -176,7 +200,7 @@ impl Store {
             "EXISTS (SELECT 1 FROM postcommit.receipt r WHERE r.tenant = $1 AND r.id = $10 AND r.fate = 'waiting')";
         let values = format!(
             "tenant, notification_id, n, lane, attempts, seq, CAST($5 AS text), CAST($6 AS text), CAST($7 AS text),
-             CAST($8 AS text), CAST($9 AS text), (1 = 0), CAST($11 AS text),
+             CAST($8 AS text), CAST($9 AS text), {SEVERAL_UNCLEAR}, CAST($11 AS text),
              CASE WHEN CAST($5 AS text) <> 'parked' THEN {{now}} END, {{now}}, {facts}"
         );
         match self.db.kind() {
@@ -194,7 +218,7 @@ impl Store {
                      SELECT {values} FROM postcommit.delivery_queue WHERE {left} AND {waits}"
                 );
                 let delete = format!("DELETE FROM postcommit.delivery_queue WHERE {left}");
-                let key = parameters[..4].to_vec();
+                let key = parameters[..5].to_vec();
                 vec![(insert, parameters), (delete, key)]
             }
         }
@@ -229,6 +253,7 @@ fn found(row: &Row) -> Result<Search, DbError> {
         state: state.ok_or_else(|| DbError::Unreadable("column state is not a state".to_owned()))?,
         unclear: row.get(6)?,
         provider_ref: row.get(7)?,
+        was_attempted: row.get(8)?,
     })))
 }
 
@@ -249,20 +274,28 @@ fn close(receipt: &Waiting, fate: Fate, reason: Option<&str>, delivery: Option<D
     (sql.to_owned(), parameters)
 }
 
+/// Whether more than one attempt of the delivery may have arrived. A receipt tells what became of one message, and the
+/// others are as unknown as before.
+const SEVERAL_UNCLEAR: &str = "(SELECT count(*) > 1 FROM postcommit.attempt a
+    WHERE a.tenant = $1 AND a.notification_id = $2 AND a.n = $3 AND a.outcome = 'unclear')";
+
 /// The statement that changes the state of a delivery in the ledger, if it still has the state that was read. What an
 /// attempt said that may have failed is no longer an error if the message has arrived; a warning stays. A delivery that
 /// was sent may still have been sent twice, so it stays unclear if it was.
 fn change_ledger(receipt: &Waiting, found: &Found, state: FinishedState) -> Statement {
-    let sql = "UPDATE postcommit.delivery_ledger
+    let sql = format!(
+        "UPDATE postcommit.delivery_ledger
         SET state = $5, reason = $6, code = $7, error_class = $8,
-          detail = coalesce($9, CASE WHEN code IS NULL THEN detail END), unclear = (unclear AND state = 'sent'),
+          detail = coalesce($9, CASE WHEN code IS NULL THEN detail END),
+          unclear = (unclear AND (state = 'sent' OR {SEVERAL_UNCLEAR})),
           provider_ref = coalesce(provider_ref, $11),
-          sent_at = CASE WHEN $5 <> 'parked' THEN coalesce(sent_at, {now}) ELSE sent_at END, finished_at = {now}
+          sent_at = CASE WHEN $5 <> 'parked' THEN coalesce(sent_at, {{now}}) ELSE sent_at END, finished_at = {{now}}
         WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND lane = $4 AND state = $12 AND unclear = $13
-          AND EXISTS (SELECT 1 FROM postcommit.receipt r WHERE r.tenant = $1 AND r.id = $10 AND r.fate = 'waiting')";
+          AND EXISTS (SELECT 1 FROM postcommit.receipt r WHERE r.tenant = $1 AND r.id = $10 AND r.fate = 'waiting')"
+    );
     let mut parameters = change_parameters(receipt, found, state);
     parameters.extend([found.state.name().into(), found.unclear.into()]);
-    (sql.to_owned(), parameters)
+    (sql, parameters)
 }
 
 /// The key and the lane of the delivery, its new state, reason, code, class and detail, the receipt and the provider's
