@@ -232,6 +232,7 @@ impl Dispatcher {
         let quiet = Arc::new(AtomicBool::new(false));
         let (tools, outage) = (&self.crew.tools, &self.crew.outage);
         tokio::spawn(duties::run_forever(tools.clone(), quiet.clone(), outage.clone()));
+        tokio::spawn(failover::run_forever(self.crew.clone(), quiet.clone()));
         tokio::spawn(jobs::run_forever(tools.store.clone(), quiet.clone(), outage.clone()));
         let present = tokio::spawn(heartbeat::beat(self.crew.tools.store.clone(), self.worker, stop.clone()));
         self.crew.tools.metrics.dispatchers.add(1);
@@ -321,7 +322,9 @@ impl Dispatcher {
             };
             match looked {
                 Looked::Began | Looked::Searching => {}
-                Looked::Nothing if quiet && (only.is_some() || self.fail_over().await? == 0) => return Ok(false),
+                Looked::Nothing if quiet && (only.is_some() || failover::run_once(&self.crew).await? == 0) => {
+                    return Ok(false);
+                }
                 // A slot becomes free within the timeout of a send. The interval is the fallback, for results that
                 // waited for the database.
                 Looked::Nothing | Looked::Full => {
@@ -527,9 +530,6 @@ impl Dispatcher {
         self.refreshed_at = Some(now);
         if let Err(problem) = self.refresh().await {
             let what = "could not read changed providers; the dispatcher uses the ones it knows";
-            self.crew.outage.failed(&problem, what);
-        } else if let Err(problem) = self.fail_over().await {
-            let what = "could not move deliveries of closed providers to the next ones; trying again later";
             self.crew.outage.failed(&problem, what);
         }
         self.note_unopened(Opener::Worker(self.worker)).await;

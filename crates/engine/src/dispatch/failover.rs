@@ -2,15 +2,22 @@
 //! (docs/decisions/0040).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use postcommit::Timestamp;
+use postcommit_channel::clock;
 use postcommit_channel::model::{
-    self, CHAIN, Case, Delivery, Fate, Finish, Report, StoredNotification, Target, Verdict, can_follow,
+    self, CHAIN, Case, Delivery, Fate, Finish, MAX_MOVES, Report, StoredNotification, Target, Verdict, can_follow,
 };
 
+use super::Crew;
 use super::lanes::{Lane, Table};
-use super::{Crew, Dispatcher};
 use crate::db::DbError;
+
+/// How many deliveries of a lane move in one look. On SQLite the application waits for the statement. A provider that
+/// recovers soon has lost few of those that waited for it.
+const MOST: u32 = 1000;
 
 /// Whether a lane that names a next one can send.
 enum Standing {
@@ -34,9 +41,22 @@ impl Lane {
         }
     }
 
-    /// Returns whether the lane takes deliveries of others now.
+    /// Returns whether the lane takes deliveries of others now. A lane in the probing takes one from time to time: it may
+    /// still be down, and what it took would wait there.
     fn can_take_over(&self, now: Timestamp) -> bool {
-        self.comes_back() && !self.local_close.is_closed() && self.provider.held_until.is_none_or(|until| until <= now)
+        self.comes_back()
+            && !self.local_close.is_closed()
+            && self.provider.held_until.is_none_or(|until| until <= now)
+            && (!self.is_probed() || self.breaker.wants_probe(&self.provider))
+    }
+
+    /// Returns how many deliveries the lane takes in one look: no more than it may soon send.
+    fn takes(&self) -> u32 {
+        match self.provider.rate_per_s {
+            _ if self.is_probed() => 1,
+            Some(rate) => (rate.ceil() as u32).clamp(1, MOST),
+            None => MOST,
+        }
     }
 
     /// Returns whether the lane sends, now or when its hold is over.
@@ -94,7 +114,10 @@ impl Table {
 
     /// Returns the lane in which a delivery without a row in a lane goes on, like [`Table::pass_over`].
     pub fn lane_or_next(&self, delivery: &Delivery, lane: i32, now: Timestamp) -> i32 {
-        let may_move = delivery.facts.provider.is_none() && !delivery.unclear && delivery.lost_since.is_none();
+        let may_move = delivery.facts.provider.is_none()
+            && !delivery.unclear
+            && delivery.lost_since.is_none()
+            && delivery.moves < MAX_MOVES;
         let next = self.passing_over(lane, now).filter(|_| may_move);
         next.map_or(lane, |next| next.provider.id)
     }
@@ -135,32 +158,44 @@ pub fn moved(crew: &Crew, (lane, next): (&Lane, &Lane), delivery: &Delivery, not
     Finish::Again { at: delivery.due_at, counted: false }
 }
 
-impl Dispatcher {
-    /// Moves what waits in closed lanes to the next providers. Returns how many deliveries moved.
-    pub(super) async fn fail_over(&self) -> Result<u64, DbError> {
-        let table = self.lanes.table();
-        let is_held = |lane: &&Arc<Lane>| lane.provider.paused.is_some() || lane.provider.held_until.is_some();
-        let lanes: Vec<&Arc<Lane>> = table.chained.iter().filter_map(|id| table.lane(*id)).filter(is_held).collect();
-        if lanes.is_empty() {
-            return Ok(0);
+/// Moves what waits in closed lanes to the next providers. Returns how many deliveries moved.
+pub async fn run_once(crew: &Crew) -> Result<u64, DbError> {
+    let table = crew.latest.get();
+    let is_held = |lane: &&Arc<Lane>| lane.provider.paused.is_some() || lane.provider.held_until.is_some();
+    let lanes: Vec<&Arc<Lane>> = table.chained.iter().filter_map(|id| table.lane(*id)).filter(is_held).collect();
+    if lanes.is_empty() {
+        return Ok(0);
+    }
+    let (store, mut all) = (&crew.tools.store, 0);
+    let now = store.now().await?;
+    for lane in lanes.into_iter().filter(|lane| matches!(lane.standing(now), Standing::Closed)) {
+        let Some(next) = table.takes_over(lane, now) else { continue };
+        let count = store.move_waiting(&lane.provider, next.provider.id, now, next.takes()).await?;
+        if count > 0 {
+            tracing::warn!(
+                provider = lane.provider.name,
+                next = next.provider.name,
+                count,
+                "the provider cannot send now; deliveries that waited for it go on with the next provider"
+            );
+            crew.tools.metrics.failovers.add(count);
+            next.set_backlog(true);
+            crew.stir.notify_one();
+            all += count;
         }
-        let (store, mut all) = (&self.crew.tools.store, 0);
-        let now = store.now().await?;
-        for lane in lanes.into_iter().filter(|lane| matches!(lane.standing(now), Standing::Closed)) {
-            let Some(next) = table.takes_over(lane, now) else { continue };
-            let count = store.move_waiting(&lane.provider, next.provider.id).await?;
-            if count > 0 {
-                tracing::warn!(
-                    provider = lane.provider.name,
-                    next = next.provider.name,
-                    count,
-                    "the provider cannot send now; deliveries that waited for it go on with the next provider"
-                );
-                self.crew.tools.metrics.failovers.add(count);
-                next.set_backlog(true);
-                all += count;
-            }
+    }
+    Ok(all)
+}
+
+/// Moves what waits in closed lanes, once per interval, beside the claims. After a slow look the next one comes later.
+pub async fn run_forever(crew: Arc<Crew>, quiet: Arc<AtomicBool>) {
+    let interval = Duration::from_millis(crew.tools.settings.interval_ms);
+    while !quiet.load(Ordering::Relaxed) {
+        let began = clock::monotonic();
+        if let Err(problem) = run_once(&crew).await {
+            let what = "could not move deliveries of closed providers to the next ones; trying again later";
+            crew.outage.failed(&problem, what);
         }
-        Ok(all)
+        tokio::time::sleep(interval.max(began.elapsed() * 10)).await;
     }
 }

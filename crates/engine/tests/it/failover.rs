@@ -8,6 +8,7 @@ use std::time::Duration;
 use postcommit::Timestamp;
 use postcommit_channel::model::{Guarantee, Policy, Provider, ProviderDraft};
 use postcommit_engine::dispatch::Dispatcher;
+use postcommit_engine::store::Act;
 use postcommit_testkit::{HttpServer, Reply};
 use serde_json::json;
 use uuid::Uuid;
@@ -389,6 +390,69 @@ on_both! {
         }
     }
 
+    /// The first provider would recognise the key of a retried delivery. No other one does.
+    async fn a_retry_of_what_may_have_arrived_never_moves(world) {
+        for guarantee in Guarantee::ALL {
+            let world = if world.is_postgres() { World::postgres().await } else { World::sqlite().await };
+            let chain = world.chain(500, guarantee).await;
+            let draft = world.mailer("first", &chain.first, Some("second"));
+            let once = Policy::from_json(&json!({"name": "fixed", "interval_s": 60, "max_attempts": 1})).unwrap();
+            world.update(&ProviderDraft { guarantee, policy: once, ..draft }).await;
+            let id = world.mail().await;
+            world.pass().await;
+            assert_eq!(world.stands(id).await, stands("parked", "first"), "{guarantee:?}");
+            world.store.act_on_many(Act::Retry, &[world.key(id, 1)], true).await.unwrap();
+            world.store.pause_lane(chain.lanes[0], None, "by hand").await.unwrap();
+            world.pass().await;
+            assert_eq!(world.stands(id).await, stands("pending", "first"), "{guarantee:?}");
+            world.store.resume_lane(chain.lanes[0]).await.unwrap();
+            chain.first.answer(401);
+            world.pass().await;
+            assert_eq!(world.stands(id).await, stands("parked", "first"), "{guarantee:?}");
+            assert_eq!((chain.first.requests(), chain.second.requests()), (2, 0));
+        }
+    }
+
+    /// Otherwise what the second takes would wait there until it recovers, long after the first one did.
+    async fn a_next_provider_that_is_probed_takes_one_delivery(world) {
+        let chain = world.chain(200, Guarantee::Idempotent).await;
+        let second = world.mailer("second", &chain.second, None);
+        world.update(&second).await;
+        world.store.trip_lane(chain.lanes[1], None, (0, Duration::from_secs(20), "it failed")).await.unwrap();
+        world.end_of_holds().await;
+        chain.second.answer(503);
+        world.store.pause_lane(chain.lanes[0], None, "by hand").await.unwrap();
+        let ids = world.mails(20).await;
+        world.pass().await;
+        assert_eq!((chain.first.requests(), chain.second.requests()), (0, 1), "one delivery probes it");
+        let mut lanes = vec![];
+        for id in ids {
+            lanes.push(world.stands(id).await.1);
+        }
+        assert_eq!(lanes.iter().filter(|lane| *lane == "first").count(), 19, "{lanes:?}");
+        // It works again: the next probe succeeds, and then all go on.
+        world.end_of_holds().await;
+        chain.second.answer(200);
+        for _ in 0..3 {
+            world.make_due().await;
+            world.pass().await;
+        }
+        assert_eq!((world.count("delivery_queue").await, chain.first.requests(), chain.second.requests()), (0, 0, 21));
+    }
+
+    /// 409 may say that our own request is in progress. The statement that moves what waits is as strict as the move
+    /// after an attempt.
+    async fn what_got_an_answer_without_certainty_stays_when_its_lane_closes(world) {
+        let chain = world.chain(409, Guarantee::Idempotent).await;
+        let id = world.mail().await;
+        world.pass().await;
+        assert_eq!(world.stands(id).await, stands("retrying", "first"));
+        world.store.pause_lane(chain.lanes[0], None, "by hand").await.unwrap();
+        world.make_due().await;
+        world.pass().await;
+        assert_eq!((world.stands(id).await, chain.second.requests()), (stands("retrying", "first"), 0));
+    }
+
     /// A row whose lease ran out in a closed lane is left to the claim that takes it over.
     async fn a_row_that_a_worker_lost_is_not_moved(world) {
         for guarantee in Guarantee::ALL {
@@ -403,9 +467,10 @@ on_both! {
             assert_eq!(world.store.claim(&wants, Duration::from_secs(60), None).await.unwrap().deliveries.len(), 1);
             let first = world.named("first").await;
             world.store.pause_lane(first.id, None, "by hand").await.unwrap();
-            assert_eq!(world.store.move_waiting(&first, chain.lanes[1]).await.unwrap(), 1, "not the leased one");
+            let moved = async || world.store.move_waiting(&first, chain.lanes[1], world.store.now().await.unwrap(), 9).await.unwrap();
+            assert_eq!(moved().await, 1, "not the leased one");
             world.expire_leases().await;
-            assert_eq!(world.store.move_waiting(&first, chain.lanes[1]).await.unwrap(), 0, "{guarantee:?}: nor the lost one");
+            assert_eq!(moved().await, 0, "{guarantee:?}: nor the lost one");
         }
     }
 
@@ -416,7 +481,7 @@ on_both! {
         world.mail().await;
         world.pass().await;
         let first = world.named("first").await;
-        let moved = async || world.store.move_waiting(&first, chain.lanes[1]).await.unwrap();
+        let moved = async || world.store.move_waiting(&first, chain.lanes[1], world.store.now().await.unwrap(), 9).await.unwrap();
         assert_eq!(moved().await, 0, "a short hold");
         world.store.pause_lane(chain.lanes[0], None, "by hand").await.unwrap();
         world.store.pause_lane(chain.lanes[1], None, "by hand").await.unwrap();

@@ -2,7 +2,7 @@
 //! delivery stays unchanged and the result reports it.
 
 use postcommit::Timestamp;
-use postcommit_channel::model::{DeliveryKey, Facts};
+use postcommit_channel::model::{DeliveryKey, Facts, MAX_MOVES};
 use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -398,6 +398,7 @@ fn with_facts(sql: &str) -> String {
     let version = format!("CASE WHEN {UNSENT} THEN NULL ELSE gone.template_version END");
     let gone = names::<Facts>("gone.").replace("gone.template_version", &version);
     let lane = format!("CASE WHEN p.id IS NULL OR {UNSENT} OR {MOVED} THEN -gone.tenant ELSE gone.lane END");
+    let sql = sql.replace("{moves}", &moves());
     sql.replace("{facts}", &names::<Facts>("")).replace("{gone.facts}", &gone).replace("{lane}", &lane)
 }
 
@@ -411,6 +412,12 @@ const UNSENT: &str = "(gone.n > 0 AND gone.seq = 0 AND NOT gone.unclear AND gone
 /// with the first provider of its channel. A delivery that may have arrived stays with the provider that may have sent it.
 const MOVED: &str = "(gone.n > 0 AND gone.provider IS NULL AND NOT gone.unclear
       AND EXISTS (SELECT 1 FROM postcommit.provider o WHERE o.tenant = gone.tenant AND o.failover = p.name))";
+
+/// How often a retried delivery has moved by failover. One that may have arrived has none left, so that it never goes on
+/// with another provider, which does not know its key.
+fn moves() -> String {
+    format!("CASE WHEN gone.unclear THEN {MAX_MOVES} ELSE 0 END")
+}
 
 /// Moves parked rows back to the queue in one statement. Two statements could see two versions of a row that another
 /// transaction moves, and the row would be lost.
@@ -426,9 +433,9 @@ const RETRY_POSTGRES: &str = given!(
          USING gone
          WHERE c.tenant = gone.tenant AND c.notification_id = gone.notification_id AND c.n IN (0, gone.n))
      INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, first_due_at, seq,
-       {facts})
+       moves, {facts})
      SELECT gone.tenant, gone.notification_id, gone.n, {lane}, note.priority, greatest(note.due_at, clock_timestamp()), greatest(note.due_at, clock_timestamp()), gone.seq,
-       {gone.facts}
+       {moves}, {gone.facts}
      FROM gone
      JOIN postcommit.notification note ON note.tenant = gone.tenant AND note.id = gone.notification_id
        AND note.id BETWEEN $2 AND $3
@@ -439,8 +446,8 @@ const RETRY_POSTGRES: &str = given!(
 /// a row.
 const RETRY_SQLITE: [&str; 3] = [
     "INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, lane, priority, due_at, first_due_at, seq,
-       {facts})
-     SELECT gone.tenant, gone.notification_id, gone.n, {lane}, note.priority, max(note.due_at, {now}), max(note.due_at, {now}), gone.seq, {gone.facts}
+       moves, {facts})
+     SELECT gone.tenant, gone.notification_id, gone.n, {lane}, note.priority, max(note.due_at, {now}), max(note.due_at, {now}), gone.seq, {moves}, {gone.facts}
      FROM postcommit_delivery_ledger gone
      JOIN postcommit_notification note ON note.tenant = gone.tenant AND note.id = gone.notification_id
      LEFT JOIN postcommit_provider p ON p.tenant = gone.tenant AND p.id = gone.lane

@@ -1,6 +1,7 @@
 //! Moves the deliveries that wait in a closed lane into the lane of the next provider (docs/decisions/0040). The move of
 //! a delivery after its own attempt is part of its settlement.
 
+use postcommit::Timestamp;
 use postcommit_channel::model::{MAX_MOVES, Provider};
 
 use crate::crash_point;
@@ -10,65 +11,57 @@ use crate::store::Store;
 /// The code of a delivery that was moved while it waited. Its detail names the provider that it left.
 pub const FAILED_OVER: &str = "failed_over";
 
-/// How many deliveries one statement moves at most. On SQLite the application waits for each statement.
-const BATCH: u64 = 1000;
-/// How many such statements one call runs at most. The rest moves with the next call.
-const BATCHES: usize = 20;
-
 /// The rows `q` that may move from lane `$1` to lane `$2`. Both providers are read here, so that nothing moves on outdated
 /// knowledge. Leased rows stay, also those whose lease ran out: the worker that lost one may have sent it. What may have
-/// arrived stays and, under `at_most_once`, what was ever attempted. `until` is `$3` seconds from now.
+/// arrived stays and, under `at_most_once`, what was ever attempted. After an attempt only those classes of errors move
+/// that certainly did not send (`model::may_move`). `until` is `$3` seconds from now, and `$4` is now: a volatile clock
+/// and a range of priorities would read the scheduled rows of the lane as well. A next provider that has tripped takes one
+/// row, which probes it.
 fn movable(until: &str) -> String {
     format!(
         "FROM postcommit.delivery_queue q
          JOIN postcommit.provider f ON f.id = q.lane
          JOIN postcommit.provider t ON t.id = $2
-         WHERE q.lane = $1 AND q.due_at <= {{now}} AND q.lease_token IS NULL AND q.lost_since IS NULL
+         WHERE q.lane = $1 AND q.priority IN (0, 1, 2, 3, 4, 5, 6, 7, 8, 9) AND q.due_at <= $4
+           AND q.lease_token IS NULL AND q.lost_since IS NULL
            AND q.intent IS NULL AND NOT q.unclear AND q.provider IS NULL AND q.moves < {MAX_MOVES}
-           AND (q.first_try_at IS NULL OR f.guarantee <> 'at_most_once')
+           AND (q.first_try_at IS NULL OR (f.guarantee <> 'at_most_once' AND (q.attempts = 0 OR q.error_class IN
+             ('network', 'timeout', 'server_error', 'rate_limited', 'auth_failed', 'forbidden', 'account', 'config'))))
            AND (f.paused IS NOT NULL OR (f.held_until > {{now}} AND (f.trips > 0 OR f.held_until > {until})))
            AND t.tenant = f.tenant AND t.enabled AND t.paused IS NULL
-           AND (t.held_until IS NULL OR t.held_until <= {{now}}) AND t.channel IN (q.channel, '*')"
+           AND (t.trips = 0 OR t.breaker_failures = 0 OR $5 = 1)
+           AND (t.held_until IS NULL OR t.held_until <= {{now}}) AND t.channel IN (q.channel, '*')
+         LIMIT $5"
     )
 }
 
 fn sql(until: &str, unlocked: &str) -> String {
     format!(
         "UPDATE postcommit.delivery_queue
-         SET lane = $2, attempts = 0, first_try_at = NULL, moves = moves + 1, code = '{FAILED_OVER}', detail = $4,
+         SET lane = $2, attempts = 0, first_try_at = NULL, moves = moves + 1, code = '{FAILED_OVER}', detail = $6,
            error_class = NULL
          WHERE (tenant, notification_id, n) IN (SELECT q.tenant, q.notification_id, q.n
-             {}
-             LIMIT {BATCH} {unlocked})
+             {} {unlocked})
            AND lease_token IS NULL",
         movable(until)
     )
 }
 
 impl Store {
-    /// Moves the due deliveries of a lane that is paused, tripped or held for longer than its `failover_after_s` into
-    /// the lane `to`, and returns how many. Nothing moves if the lane is open by now or `to` is closed.
-    pub async fn move_waiting(&self, from: &Provider, to: i32) -> Result<u64, DbError> {
+    /// Moves deliveries of a lane that is paused, tripped or held for longer than its `failover_after_s` into the lane
+    /// `to`: `most` of those that are due at `now`. Returns how many moved. Nothing moves if the lane is open by now or
+    /// `to` is closed.
+    pub async fn move_waiting(&self, from: &Provider, to: i32, now: Timestamp, most: u32) -> Result<u64, DbError> {
         let detail = format!("moved on from provider {}, which cannot send now", from.name);
         let after = Value::Real(from.failover_after().as_secs_f64());
-        let parameters = vec![Value::from(from.id), to.into(), after, detail.into()];
+        let mut parameters = vec![Value::from(from.id), to.into(), after, now.into(), 1_i64.into()];
         // Most looks find nothing. On SQLite they then leave the write lock to the application.
-        let look = format!("SELECT 1 {} LIMIT 1", movable(&self.db.seconds_from_now(3)));
-        if self.db.query(&look, parameters[..3].to_vec()).await?.is_empty() {
+        let look = format!("SELECT 1 {}", movable(&self.db.seconds_from_now(3)));
+        if self.db.query(&look, parameters.clone()).await?.is_empty() {
             return Ok(0);
         }
-        let mut moved = 0;
-        for _ in 0..BATCHES {
-            let more = self.move_batch(parameters.clone()).await?;
-            moved += more;
-            if more < BATCH {
-                break;
-            }
-        }
-        Ok(moved)
-    }
-
-    async fn move_batch(&self, parameters: Vec<Value>) -> Result<u64, DbError> {
+        parameters[4] = i64::from(most).into();
+        parameters.push(detail.into());
         crash_point!("move.before");
         let until = self.db.seconds_from_now(3);
         let moved = match &self.db {
