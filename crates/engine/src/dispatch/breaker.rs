@@ -51,7 +51,8 @@ impl Turn {
         let limit = u32::try_from(limit).unwrap_or(0);
         match health {
             Health::Well if trips > 0 => Self::Recover,
-            Health::Failed if limit > 0 && (trips > 0 || failures == limit) => Self::Trip(failures),
+            // At each multiple, because a trip that could not be written in time has closed nothing.
+            Health::Failed if limit > 0 && (trips > 0 || failures.is_multiple_of(limit)) => Self::Trip(failures),
             _ => Self::None,
         }
     }
@@ -139,8 +140,8 @@ mod tests {
     #[test]
     fn a_run_of_failures_trips_once_and_each_failed_probe_trips_again() {
         let trips = |failures, trips| Turn::of(Health::Failed, failures, trips, 5);
-        let turns: Vec<Turn> = (1..=7).map(|failures| trips(failures, 0)).collect();
-        assert_eq!(turns.iter().filter(|turn| **turn != Turn::None).collect::<Vec<_>>(), [&Turn::Trip(5)]);
+        let turns: Vec<Turn> = (1..=12).map(|failures| trips(failures, 0)).filter(|turn| *turn != Turn::None).collect();
+        assert_eq!(turns, [Turn::Trip(5), Turn::Trip(10)], "the second one if the first could not be written");
         assert_eq!(trips(1, 1), Turn::Trip(1), "a failed probe");
         assert_eq!(Turn::of(Health::Failed, 5, 0, 0), Turn::None, "switched off");
         assert_eq!(Turn::of(Health::Failed, 1, 3, 0), Turn::None, "switched off after it tripped");

@@ -27,10 +27,8 @@ pub(super) async fn tell_lane(
         return admission::tell_host(crew, lane, (delivery, note), &host, demand, verdict, now).await;
     }
     let (store, name) = (&crew.tools.store, &lane.provider.name);
-    if matches!(demand, CloseDemand::Trip { .. }) {
-        // Sends that wait for a slot must not begin while the trip is written.
-        lane.local_close.close(&demand);
-    }
+    // Sends that wait for a slot must not begin while the trip is written.
+    let before = matches!(demand, CloseDemand::Trip { .. }).then(|| lane.local_close.close(&demand));
     let written = demand.write(store, &lane.provider).await;
     match (written, &demand) {
         (Ok(true), CloseDemand::Pause(why)) => tracing::error!(
@@ -60,6 +58,13 @@ pub(super) async fn tell_lane(
         (Ok(false), CloseDemand::Pause(_)) if may_go_back(delivery) => {
             lane.local_close.note_written(&demand);
             return Verdict::Again { at: now, counted: false };
+        }
+        (Ok(false), CloseDemand::Trip { .. }) => {
+            // Another process was faster: the service works again, or is held already.
+            lane.local_close.close_until_read(before.flatten());
+            lane.local_close.open(&demand);
+            crew.stir.notify_one();
+            return verdict;
         }
         (Ok(_), _) => {}
         (Err(problem), _) => {

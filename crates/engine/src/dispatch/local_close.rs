@@ -18,6 +18,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
 /// Within this time every process has read that a lane is paused.
 const HEARD: Duration = Duration::from_secs(60);
+/// Within this time a process that claims has read the present state of a lane.
+const READ: Duration = Duration::from_secs(1);
 
 /// A pause or hold that a provider's answer asks for, for the whole lane or host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -189,14 +191,24 @@ impl LocalClose {
         self.open(written);
     }
 
-    /// Closes the lane or host in this process for as long as the demand lasts.
-    pub fn close(&self, written: &CloseDemand) {
+    /// Closes the lane or host in this process for as long as the demand lasts. A closing that ends later stays. Returns
+    /// the end of the previous one.
+    pub fn close(&self, written: &CloseDemand) -> Option<Instant> {
         let closed_for = written.left().unwrap_or(HEARD);
         // A host counts as closed once this process has read that from the database. Until then, this closes it.
         let closed_for = if self.host.is_some() { closed_for.min(HEARD) } else { closed_for };
         let closed_until = clock::monotonic().checked_add(closed_for);
-        self.lock().closed_until = closed_until;
+        let mut state = self.lock();
+        let before = state.closed_until;
+        state.closed_until = closed_until.max(before);
         self.is_closed.store(true, Ordering::Release);
+        before
+    }
+
+    /// Ends a closing that was not written, because another process knows better. Until this process has read what that
+    /// one wrote, nothing begins.
+    pub fn close_until_read(&self, before: Option<Instant>) {
+        self.lock().closed_until = clock::monotonic().checked_add(READ).max(before);
     }
 
     /// Returns whether a written pause or hold is still in force, as far as this process knows.
