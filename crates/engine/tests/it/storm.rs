@@ -1,4 +1,4 @@
-//! A provider that answers 429 for ten minutes. The time is compressed: instead of waiting, all times in the database are
+//! A provider that answers 429 for ten minutes, or for forty without a time to wait. The time is compressed: instead of waiting, all times in the database are
 //! moved back. On both databases.
 
 use std::sync::Arc;
@@ -84,6 +84,45 @@ on_both! {
             let sent = world.sql("SELECT count(*) FROM postcommit.delivery_ledger WHERE state = 'sent'", vec![]).await;
             assert_eq!(sent[0].get::<i64>(0).unwrap(), i64::try_from(DELIVERIES + 5 * ROUNDS).unwrap(), "{guarantee:?}");
             assert_eq!(world.count("delivery_queue").await, 0);
+        }
+    }
+
+    /// Many services name no time. Without a hold, each delivery would meet the limit again and again until its attempts
+    /// are used up.
+    async fn forty_minutes_of_429_without_a_time_to_wait_are_probed_and_park_nothing(world) {
+        const MINUTES: usize = 40;
+        for guarantee in Guarantee::ALL {
+            let world = if world.is_postgres() { World::postgres().await } else { World::sqlite().await };
+            let is_over = Arc::<AtomicBool>::default();
+            let over = is_over.clone();
+            let stormy = HttpServer::start(move |_| Reply::status(if over.load(Ordering::SeqCst) { 200 } else { 429 }));
+            let calm = HttpServer::start(|_| Reply::ok());
+            provider(&world, "stormy", "email", &stormy, guarantee).await;
+            provider(&world, "calm", "sms", &calm, guarantee).await;
+            for _ in 0..DELIVERIES {
+                world.enqueue("t", json!({})).await;
+            }
+            for minute in 1..=MINUTES {
+                let before = stormy.requests().len();
+                world.enqueue("t", json!({"recipients": [{"phone": "+14155550100"}]})).await;
+                world.pass().await;
+                assert_eq!(calm.requests().len(), minute, "the other lane sends everything in the same pass");
+                let asked = stormy.requests().len() - before;
+                let most = if minute == 1 { 4 + usize::try_from(CONCURRENCY).unwrap() } else { 1 };
+                assert!(asked <= most, "the first run and then one probe for each hold: {asked} in minute {minute}");
+                time_passes(&world, 60).await;
+            }
+            let held = world.store.provider(world.tenant, "stormy").await.unwrap().unwrap();
+            assert!(held.trips > 5 && held.hold_reason.unwrap().ends_with("failed with http_429"), "{guarantee:?}");
+            let most = world.sql("SELECT max(attempts), count(*) FROM postcommit.delivery_queue", vec![]).await.remove(0);
+            assert!(most.get::<i32>(0).unwrap() <= 4, "no delivery is near the end of its policy");
+            assert_eq!(most.get::<i64>(1).unwrap(), i64::try_from(DELIVERIES).unwrap(), "nothing of the storm has ended");
+
+            is_over.store(true, Ordering::SeqCst);
+            time_passes(&world, 24 * 3600).await;
+            world.pass().await;
+            let sent = world.sql("SELECT count(*) FROM postcommit.delivery_ledger WHERE state = 'sent'", vec![]).await;
+            assert_eq!(sent[0].get::<i64>(0).unwrap(), i64::try_from(DELIVERIES + MINUTES).unwrap(), "{guarantee:?}");
         }
     }
 }
