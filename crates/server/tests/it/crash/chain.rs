@@ -365,7 +365,8 @@ fn finish(installation: &Installation, first: &Service, guarantee: Guarantee) {
         // What waits for a paused provider and may not move needs the operator.
         if is_paused() && is_stuck(installation, guarantee) {
             first.heal();
-            installation.run(&["providers", "resume", "first"]);
+            // A worker that was stopped in a transaction keeps its locks until PostgreSQL ends that.
+            drop(installation.command(&["providers", "resume", "first"]).output().unwrap());
         }
         installation.is_quiet()
     });
