@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs::{File, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -184,6 +185,25 @@ impl KeySource {
 }
 
 impl KeySource {
+    /// Locks the key file against other commands of this machine until the returned file is dropped, also by the end of
+    /// the process. `None` if the key does not come from a file.
+    /// # Errors
+    /// If another command holds the lock, or there is no such folder.
+    pub fn lock(&self) -> Result<Option<File>, SecretError> {
+        let Self::File(path) = self else { return Ok(None) };
+        // The folder is locked, because the file itself is replaced.
+        let path = path.canonicalize().map_err(|e| file_error(path, &e))?;
+        let folder = File::open(path.parent().unwrap_or(&path)).map_err(|e| file_error(&path, &e))?;
+        match folder.try_lock() {
+            Ok(()) => Ok(Some(folder)),
+            Err(TryLockError::WouldBlock) => Err(SecretError::File(format!(
+                "{}: another command changes the key now; wait until it ends",
+                path.display()
+            ))),
+            Err(TryLockError::Error(e)) => Err(file_error(&path, &e)),
+        }
+    }
+
     /// Writes the keys of a keyring to the file, in place of what it held. The file keeps its owner and is never seen
     /// half written.
     /// # Errors
@@ -205,7 +225,9 @@ fn replace_file(path: &Path, ring: &Keyring) -> std::io::Result<()> {
         // The keys are revealed here because this file is where they are kept.
         .map(|key| key.text.reveal())
         .collect();
-    let beside = path.with_extension("new");
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".new");
+    let beside = PathBuf::from(beside);
     // A command that was ended half-way may have left it.
     if let Err(e) = std::fs::remove_file(&beside)
         && e.kind() != std::io::ErrorKind::NotFound
@@ -213,18 +235,27 @@ fn replace_file(path: &Path, ring: &Keyring) -> std::io::Result<()> {
         return Err(e);
     }
     write_new(&beside, &format!("{}\n", text.join("\n")))?;
+    if let Err(e) = take_place(&beside, path) {
+        // It holds both keys. If it cannot be removed, the first error tells more.
+        let _ = std::fs::remove_file(&beside);
+        return Err(e);
+    }
+    match path.parent() {
+        Some(folder) => File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// Puts a new file in the place of another one, with the owner and the permissions of that one.
+fn take_place(new: &Path, path: &Path) -> std::io::Result<()> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::MetadataExt;
         let kept = path.metadata()?;
-        std::fs::set_permissions(&beside, kept.permissions())?;
-        std::os::unix::fs::chown(&beside, Some(kept.uid()), Some(kept.gid()))?;
+        std::fs::set_permissions(new, kept.permissions())?;
+        std::os::unix::fs::chown(new, Some(kept.uid()), Some(kept.gid()))?;
     }
-    std::fs::rename(&beside, path)?;
-    match path.parent() {
-        Some(folder) => std::fs::File::open(folder)?.sync_all(),
-        None => Ok(()),
-    }
+    std::fs::rename(new, path)
 }
 
 fn file_error(path: &Path, error: &std::io::Error) -> SecretError {
@@ -421,13 +452,15 @@ mod tests {
         let (file, link) = (folder.path().join("secret.key"), folder.path().join("link.key"));
         let old = KeySource::File(file.clone()).or_new().unwrap();
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        std::fs::write(file.with_extension("new"), "left by a command that was killed").unwrap();
+        std::fs::write(folder.path().join("secret.key.new"), "left by a command that was killed").unwrap();
+        std::fs::write(folder.path().join("secret.new"), "another program's").unwrap();
         let source = KeySource::File(link.clone());
         source.replace(&old.with_new()).unwrap();
         assert!(link.symlink_metadata().unwrap().is_symlink());
         assert_eq!(source.existing().unwrap().fingerprint(), old.fingerprint());
         let new = source.existing().unwrap().turned().unwrap();
         source.replace(&new.alone()).unwrap();
+        assert!(folder.path().join("secret.new").exists() && !folder.path().join("secret.key.new").exists());
         assert!(source.existing().unwrap().turned().is_none());
         let mode = std::os::unix::fs::PermissionsExt::mode(&file.metadata().unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600);
@@ -468,6 +501,18 @@ mod tests {
         for wrong in ["", "short", &"A".repeat(44), "äöü"] {
             assert!(Token::parse(wrong).is_none(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn one_command_at_a_time_changes_a_key_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = KeySource::File(folder.path().join("secret.key"));
+        source.or_new().unwrap();
+        let locked = source.lock().unwrap();
+        let problem = source.lock().unwrap_err().to_string();
+        assert!(problem.contains("another command changes the key now"), "{problem}");
+        drop(locked);
+        assert!(source.lock().unwrap().is_some());
     }
 
     #[test]

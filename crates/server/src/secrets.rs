@@ -89,6 +89,11 @@ impl Rotation<'_> {
     /// Adds a new key to the key file, unless there is a second one already. Secrets are still encrypted with the old
     /// one. Returns false if there was a second key already.
     pub async fn begin(&self) -> Result<bool, RotationError> {
+        let _locked = self.keys.lock()?;
+        self.add_key().await
+    }
+
+    async fn add_key(&self) -> Result<bool, RotationError> {
         let known = self.known().await?;
         let ring = self.keys.existing()?;
         if *ring.clone().led_by(Some(&known)).fingerprint() != known {
@@ -105,7 +110,9 @@ impl Rotation<'_> {
 
     /// Encrypts all secrets with the new key and removes the old key from the key file.
     pub async fn rotate(&self) -> Result<Count, RotationError> {
-        self.begin().await?;
+        // Two rotations would each add a key of their own, and one of the two would be lost.
+        let _locked = self.keys.lock()?;
+        self.add_key().await?;
         let (known, ring) = (self.known().await?, self.keys.existing()?);
         // The new key is the second one. A rotation that was interrupted has already made it the installation's key.
         let new = ring.turned().ok_or(RotationError::Overtaken)?;

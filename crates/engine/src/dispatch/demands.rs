@@ -8,6 +8,7 @@ use super::Crew;
 use super::hosts::admission;
 use super::lanes::Lane;
 use super::local_close::CloseDemand;
+use super::settlement::storable;
 
 /// How many attempts of one delivery may go uncounted because its lane was paused during the attempt.
 const MAX_UNCOUNTED: u32 = 10;
@@ -94,7 +95,8 @@ pub(super) fn demand_of(report: &Report, case: &Case<'_>) -> Option<CloseDemand>
         Outcome::Rejected { because: Because::Config, code } => {
             let why =
                 report.evidence.detail.as_deref().unwrap_or("the provider does not accept the account or the settings");
-            Some(CloseDemand::Pause(format!("{code}: {why}")))
+            // The provider's words must not make the database refuse the pause.
+            Some(CloseDemand::Pause(storable(&format!("{code}: {why}"))))
         }
         _ => None,
     }
