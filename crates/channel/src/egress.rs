@@ -20,7 +20,7 @@ use ipnet::IpNet;
 
 pub use self::deadline::Deadline;
 pub use self::dial::{DialledStream, Endpoint, Resolved, Resolver, SystemResolver, Tls, WriteCounter, forbidden};
-pub use self::failure::{EgressFailure, Phase};
+pub use self::failure::{BAD_CERTIFICATE, EgressFailure, Phase};
 pub use self::http::{ANSWER_BYTES, Call, HttpAnswer};
 
 use self::dial::Dialer;

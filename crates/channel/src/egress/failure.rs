@@ -5,6 +5,10 @@ use std::error::Error;
 /// The number of characters of an error's text that are kept.
 const DETAIL_CHARS: usize = 200;
 
+/// The code of a handshake that failed because the peer's certificate is not trusted, is of another name, or has
+/// expired. Another attempt fails in the same way until somebody changes the certificate or the settings.
+pub const BAD_CERTIFICATE: &str = "tls_certificate";
+
 /// The phase in which a connection or request failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Phase {
@@ -31,7 +35,7 @@ pub struct EgressFailure {
     /// nothing and never will. A larger number means that the peer may have received something.
     pub bytes_written: u64,
     /// A stable code: one of `blocked_address`, `bad_url`, `bad_host`, `dns`, `connect`, `connect_timeout`, `tls`,
-    /// `timeout`, `reset`, `closed`, `bad_answer`.
+    /// `tls_certificate`, `timeout`, `reset`, `closed`, `bad_answer`.
     pub code: &'static str,
     /// A text for the operator. It contains no part of a URL except the host.
     pub detail: String,

@@ -73,7 +73,7 @@ impl ErrorClass {
                 return None;
             }
             "timeout" | "connect_timeout" => Self::Timeout,
-            "dns" | "connect" | "tls" | "reset" | "closed" => Self::Network,
+            "dns" | "connect" | "tls" | "tls_certificate" | "reset" | "closed" => Self::Network,
             "bad_answer" => Self::ServerError,
             "blocked_address" | "bad_url" | "bad_host" | "bad_user" | "bad_address" | "bad_recipient"
             | "no_address" | "no_recipient" | "not_on_channels" | "unknown_list" | "unknown_user" => {
@@ -128,6 +128,7 @@ mod tests {
         for (code, class) in [
             ("timeout", "timeout"),
             ("dns", "network"),
+            ("tls_certificate", "network"),
             ("blocked_address", "invalid_address"),
             ("no_provider", "config"),
             ("unknown_channel", "config"),

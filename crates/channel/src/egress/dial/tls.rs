@@ -12,7 +12,7 @@ use tokio_rustls::client::TlsStream;
 use super::endpoint::Endpoint;
 use super::stream::ByteStream;
 use crate::egress::deadline::{Deadline, Late};
-use crate::egress::failure::text;
+use crate::egress::failure::{BAD_CERTIFICATE, text};
 use crate::egress::{EgressError, EgressFailure, Phase};
 use crate::tls;
 
@@ -51,10 +51,17 @@ impl TlsClient {
         };
         match deadline.run(handshake).await {
             Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(error)) if is_of_certificate(&error) => Err(fail(BAD_CERTIFICATE, &text(&error))),
             Ok(Err(error)) => Err(fail("tls", &text(&error))),
             Err(Late) => Err(fail("timeout", "the TLS handshake did not finish in time")),
         }
     }
+}
+
+/// Whether the handshake failed because of the peer's certificate.
+fn is_of_certificate(error: &io::Error) -> bool {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+    matches!(cause, Some(rustls::Error::InvalidCertificate(_)))
 }
 
 async fn connector(extra: &RootCertStore) -> io::Result<TlsConnector> {

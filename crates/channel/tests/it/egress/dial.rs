@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use postcommit_channel::egress::{
-    Deadline, DialledStream, Egress, EgressFailure, EgressSettings, Endpoint, Phase, Tls,
+    BAD_CERTIFICATE, Deadline, DialledStream, Egress, EgressFailure, EgressSettings, Endpoint, Phase, Tls,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -66,7 +66,7 @@ async fn a_peer_that_cannot_prove_its_name_gets_nothing_after_starttls() {
     let (acceptor, file) = certified();
     let peer = Peer::new(move |stream| agree(acceptor.clone(), stream)).await;
     let failure = agreed(&trusting(&file), "other.example", &peer).await.start_tls(soon()).await.unwrap_err();
-    assert_eq!((failure.phase, failure.code, failure.bytes_written), (Phase::Tls, "tls", 10));
+    assert_eq!((failure.phase, failure.code, failure.bytes_written), (Phase::Tls, BAD_CERTIFICATE, 10));
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use postcommit_channel::egress::{Egress, EgressFailure, EgressSettings, Phase};
+use postcommit_channel::egress::{BAD_CERTIFICATE, Egress, EgressFailure, EgressSettings, Phase};
 use rustls::ServerConfig;
 use rustls::pki_types::PrivateKeyDer;
 use tokio::io::AsyncWriteExt;
@@ -72,9 +72,9 @@ async fn a_peer_with_a_trusted_certificate_answers_and_is_kept() {
 async fn a_peer_with_an_untrusted_certificate_sees_no_request() {
     let (peer, file) = tls_peer().await;
     let wrong_name = failed(&trusting(&file), post(&url("other.example", &peer), "x")).await;
-    assert_eq!(seen(&wrong_name), (Phase::Tls, "tls", 0));
+    assert_eq!(seen(&wrong_name), (Phase::Tls, BAD_CERTIFICATE, 0));
     let unknown = failed(&egress(EgressSettings::default()), post(&url("tls.example", &peer), "x")).await;
-    assert_eq!(seen(&unknown), (Phase::Tls, "tls", 0));
+    assert_eq!(seen(&unknown), (Phase::Tls, BAD_CERTIFICATE, 0));
 }
 
 #[tokio::test]
