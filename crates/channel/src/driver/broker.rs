@@ -16,7 +16,7 @@ use super::idle::{IdleConnections, Reusable};
 use super::redact::Redactions;
 use super::{Destination, Driver, KeyWindow, Kind, Message, Parts, Sending, cloudevents, http};
 use crate::clock;
-use crate::egress::{Deadline, Egress, EgressFailure, Endpoint, Phase};
+use crate::egress::{BAD_CERTIFICATE, Deadline, Egress, EgressFailure, Endpoint, Phase};
 use crate::model::{ErrorClass, Guarantee, Outcome, Policy, Report, Schedule};
 use crate::secret::Secret;
 
@@ -164,6 +164,9 @@ pub(super) trait Publisher: Send + Sized + 'static {
     type Account: Send + Sync;
     /// The last bytes of a connection, for brokers that log a warning without them.
     const FAREWELL: &'static [u8] = b"";
+    /// Whether a broker may say something on an idle connection and go on with it. Otherwise a connection with something
+    /// unread is not used again: the broker ends it, or what it said could be taken for the next answer.
+    const SPEAKS_UNASKED: bool = false;
 
     /// Refuses an address that the broker could not or should not take. The text goes on after the words "the address".
     fn check_target(account: &Self::Account, target: &str) -> Result<(), String>;
@@ -187,6 +190,11 @@ pub(super) trait Publisher: Send + Sized + 'static {
 
     /// When the connection was opened.
     fn opened(&self) -> Instant;
+
+    /// The idle time after which the broker may close the connection, if it has said so.
+    fn idle_limit(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// An open connection that waits for the next event.
@@ -195,6 +203,10 @@ struct Kept<P>(P);
 impl<P: Publisher> Reusable for Kept<P> {
     fn opened(&self) -> Instant {
         self.0.opened()
+    }
+
+    fn idle_limit(&self) -> Option<Duration> {
+        self.0.idle_limit()
     }
 
     async fn close(mut self) {
@@ -266,7 +278,8 @@ impl<P: Publisher> Broker<P> {
     /// unclear. With `at_most_once` such a send is not repeated, so there each opens its own connection.
     async fn usable(&self) -> Option<P> {
         while let Some(Kept(mut publisher)) = self.idle.take() {
-            if !publisher.wire().is_closed().await {
+            let wire = publisher.wire();
+            if !wire.is_closed().await && (P::SPEAKS_UNASKED || !wire.has_unread()) {
                 return Some(publisher);
             }
         }
@@ -286,6 +299,11 @@ impl<P: Publisher> Broker<P> {
         match cause {
             Cause::NotConnected(failure) if failure.phase == Phase::Refused => {
                 Report::from(Outcome::refused(failure.code)).because(failure.detail)
+            }
+            // Every event would meet this certificate.
+            Cause::NotConnected(failure) if failure.code == BAD_CERTIFICATE => {
+                let report = Report::from(Outcome::config(failure.code)).because(failure.detail);
+                Report { class: Some(ErrorClass::Config), ..report }
             }
             // Only a publish can bring the event to the broker, and it had not begun.
             Cause::NotConnected(failure) => Report::from(Outcome::deferred(failure.code)).because(failure.detail),

@@ -17,6 +17,11 @@ pub(super) trait Reusable: Send + Sized + 'static {
     /// When the connection was opened.
     fn opened(&self) -> Instant;
 
+    /// The idle time after which the server may close the connection, if it has said so.
+    fn idle_limit(&self) -> Option<Duration> {
+        None
+    }
+
     /// Whether the connection has carried as many messages as servers usually allow.
     fn is_spent(&self) -> bool {
         false
@@ -42,7 +47,8 @@ impl<C: Reusable> IdleConnections<C> {
         let (old, found) = {
             let mut idle = self.lock();
             let is_old = |(connection, since): &(C, Instant)| {
-                now.duration_since(*since) > IDLE || now.duration_since(connection.opened()) > AGE
+                let idle = connection.idle_limit().map_or(IDLE, |limit| limit.min(IDLE));
+                now.duration_since(*since) > idle || now.duration_since(connection.opened()) > AGE
             };
             let old: Vec<_> = idle.extract_if(.., |kept| is_old(kept)).collect();
             (old, idle.pop())
@@ -73,4 +79,42 @@ impl<C: Reusable> IdleConnections<C> {
 /// Ends a connection in the background, so that no send waits for it.
 fn close<C: Reusable>(connection: C) {
     tokio::spawn(connection.close());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Connection(Option<Duration>);
+
+    impl Reusable for Connection {
+        fn opened(&self) -> Instant {
+            clock::monotonic()
+        }
+
+        fn idle_limit(&self) -> Option<Duration> {
+            self.0
+        }
+
+        async fn close(self) {}
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_not_kept_for_longer_than_its_server_does() {
+        let idle = IdleConnections::default();
+        // The limit of the server, and for how long the connection was idle, in seconds.
+        for (limit, idle_s, is_kept) in [
+            (None, 50, true),
+            (None, 70, false),
+            (Some(30), 20, true),
+            (Some(30), 50, false),
+            // No limit of a server makes ours longer.
+            (Some(600), 50, true),
+            (Some(600), 70, false),
+        ] {
+            let since = clock::monotonic().checked_sub(Duration::from_secs(idle_s)).unwrap();
+            idle.lock().push((Connection(limit.map(Duration::from_secs)), since));
+            assert_eq!(idle.take().is_some(), is_kept, "{limit:?} {idle_s}");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 
 mod packet;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
@@ -21,8 +21,6 @@ const TOPIC_BYTES: usize = 1024;
 /// The time without a packet after which the broker may close the connection, in seconds. It is longer than any send
 /// and any idle time.
 const KEEP_ALIVE_S: u16 = 600;
-/// The number of every publish. Only one is under way on a connection.
-const PACKET_ID: u16 = 1;
 
 pub(super) fn kind() -> Kind {
     super::broker::kind("mqtt", Guarantee::AtLeastOnce, KeyWindow::day(60..=2_592_000), &["password"], build)
@@ -79,6 +77,9 @@ fn build(parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
 struct Connection {
     wire: Wire,
     connack: Connack,
+    /// The number of the last publish. Only one is under way, but what the broker still says of an earlier one must not
+    /// be taken for its answer.
+    packet_id: u16,
 }
 
 impl Publisher for Connection {
@@ -110,7 +111,7 @@ impl Publisher for Connection {
             let detail = "the broker offers QoS 0 only, which acknowledges nothing; use another broker";
             return Err(Failed::config("qos_missing", ErrorClass::Config, detail));
         }
-        Ok(Self { wire, connack })
+        Ok(Self { wire, connack, packet_id: 0 })
     }
 
     async fn publish(
@@ -119,7 +120,9 @@ impl Publisher for Connection {
         event: &Event<'_>,
         deadline: Deadline,
     ) -> Result<Acknowledged, Failed> {
-        let bytes = publish(event);
+        // 0 is no number.
+        self.packet_id = self.packet_id.checked_add(1).unwrap_or(1);
+        let bytes = publish(event, self.packet_id);
         if bytes.len() > self.connack.maximum_packet {
             let (length, most) = (bytes.len(), self.connack.maximum_packet);
             let detail = format!("the event has {length} bytes; the broker takes at most {most}");
@@ -129,7 +132,7 @@ impl Publisher for Connection {
         self.wire.publish(&bytes, deadline).await?;
         loop {
             let packet = Packet::read(&mut self.wire, deadline).await?;
-            match packet.puback(PACKET_ID) {
+            match packet.puback(self.packet_id) {
                 Some(0) => return Ok(Acknowledged::default()),
                 Some(packet::NO_SUBSCRIBERS) if account.unrouted == Unrouted::Drop => {
                     return Ok(Acknowledged { text: Some("no subscriber has this topic".into()), reference: None });
@@ -143,6 +146,8 @@ impl Publisher for Connection {
                     packet::TOO_LARGE => {
                         Failed::refused(Outcome::refused("too_large"), ErrorClass::InvalidContent, detail)
                     }
+                    // A refusal of the event, and not of all others.
+                    packet::NOT_AUTHORIZED | packet::TOPIC_INVALID | packet::PAYLOAD_INVALID => publish_refusal(reason),
                     _ => self.wire.broken("disconnected", &detail).of_class(ErrorClass::ServerError),
                 });
             }
@@ -158,6 +163,10 @@ impl Publisher for Connection {
 
     fn opened(&self) -> Instant {
         self.wire.opened()
+    }
+
+    fn idle_limit(&self) -> Option<Duration> {
+        self.connack.keep_alive_s.filter(|seconds| *seconds > 0).map(|seconds| Duration::from_secs(seconds.into()))
     }
 }
 
@@ -182,7 +191,7 @@ fn connect(account: &Account) -> Vec<u8> {
 }
 
 /// The packet PUBLISH with QoS 1. The broker drops the event when its notification expires.
-fn publish(event: &Event<'_>) -> Vec<u8> {
+fn publish(event: &Event<'_>, packet_id: u16) -> Vec<u8> {
     let seconds = u32::try_from(event.lifetime.as_secs().max(1)).unwrap_or(u32::MAX);
     let mut properties = Writer::default();
     properties.u8(packet::PAYLOAD_IS_TEXT).u8(1);
@@ -192,6 +201,6 @@ fn publish(event: &Event<'_>) -> Vec<u8> {
         properties.u8(packet::USER_PROPERTY).text("traceparent").text(parent);
     }
     let mut body = Writer::default();
-    body.text(event.target).u16(PACKET_ID).properties(&properties).bytes(event.body);
+    body.text(event.target).u16(packet_id).properties(&properties).bytes(event.body);
     body.packet(0x32)
 }

@@ -114,6 +114,8 @@ struct Connection {
 
 impl Publisher for Connection {
     type Account = Account;
+    /// The server asks by PING whether we are still there.
+    const SPEAKS_UNASKED: bool = true;
 
     fn check_target(account: &Account, target: &str) -> Result<(), String> {
         check_subject(target)?;

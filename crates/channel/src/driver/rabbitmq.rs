@@ -132,10 +132,6 @@ impl Publisher for Connection {
         event: &Event<'_>,
         deadline: Deadline,
     ) -> Result<Acknowledged, Failed> {
-        // The broker says something on an idle connection only to end it.
-        if self.wire.has_unread() {
-            return Err(self.wire.broken("closed", "the broker ended the idle connection"));
-        }
         self.published += 1;
         self.wire.publish(&publish(account, event, self.frame_bytes), deadline).await?;
         let mut returned = None;
@@ -215,7 +211,7 @@ impl Connection {
         match why.code {
             404 if is_publish => Failed::config("no_exchange", ErrorClass::Config, detail),
             // Where the broker checks routing keys, another one may be allowed.
-            403 if is_publish && lower.contains("topic") => {
+            403 if is_publish && lower.contains("access to topic '") => {
                 Failed::refused(Outcome::refused("forbidden"), ErrorClass::Forbidden, detail)
             }
             403 if is_publish => Failed::config("forbidden", ErrorClass::Forbidden, detail),

@@ -24,12 +24,13 @@ const PORT: u16 = 6379;
 
 /// Appends an entry once. Redis runs a script as a whole, so no other client sees a part of it.
 /// The key is written before the entry: where it cannot be written, nothing is appended. Where the entry cannot be
-/// appended, the key is removed again.
+/// appended, the key is removed again. So the script ends with an error only where nothing was appended. A key without
+/// an id is what a crash in between may leave, and is not a known one.
 /// KEYS: the stream, the key. ARGV: the seconds for which the key is kept, the most entries of the stream or an empty
 /// string, then the fields of the entry.
 const SCRIPT: &str = "\
 local known = redis.call('GET', KEYS[2])
-if known then return {known, 1} end
+if known and known ~= '' then return {known, 1} end
 redis.call('SET', KEYS[2], '', 'EX', ARGV[1])
 local words = {'XADD', KEYS[1]}
 if ARGV[2] ~= '' then words[3] = 'MAXLEN' words[4] = '~' words[5] = ARGV[2] end
@@ -37,10 +38,10 @@ words[#words + 1] = '*'
 for place = 3, #ARGV do words[#words + 1] = ARGV[place] end
 local id = redis.pcall(unpack(words))
 if type(id) == 'table' and id.err then
-  redis.call('DEL', KEYS[2])
+  redis.pcall('DEL', KEYS[2])
   return id
 end
-redis.call('SET', KEYS[2], id, 'EX', ARGV[1])
+redis.pcall('SET', KEYS[2], id, 'EX', ARGV[1])
 return {id, 0}";
 
 pub(super) fn kind() -> Kind {
@@ -109,8 +110,12 @@ impl Publisher for Connection {
 
     fn check_target(_: &Account, target: &str) -> Result<(), String> {
         check_characters(target, STREAM_BYTES, &[' '])?;
-        match target.starts_with(KEY_PREFIX) {
-            true => Err(format!("begins with {KEY_PREFIX:?}, under which keys are kept; choose another stream")),
+        if target.starts_with(KEY_PREFIX) {
+            return Err(format!("begins with {KEY_PREFIX:?}, under which keys are kept; choose another stream"));
+        }
+        // No name of a key would be kept together with such a stream.
+        match hash_tag(target).is_none() && target.contains('}') {
+            true => Err("holds '}' outside of a hash tag such as {shop}; choose another stream".into()),
             false => Ok(()),
         }
     }
@@ -194,12 +199,16 @@ impl Connection {
 /// The beginning of the names under which keys are kept.
 const KEY_PREFIX: &str = "postcommit:key:";
 
+/// The part of a stream's name by which a Redis Cluster chooses the server. `None` if that is the whole name.
+fn hash_tag(stream: &str) -> Option<&str> {
+    let (tag, _) = stream.split_once('{')?.1.split_once('}')?;
+    Some(tag).filter(|tag| !tag.is_empty())
+}
+
 /// The name under which the key of an event is kept. The part in braces makes a Redis Cluster keep it where the stream
 /// is, because a script may use only names that are kept together.
 fn key(stream: &str, id: &str) -> String {
-    let of_stream = stream.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
-    let tag = of_stream.filter(|tag| !tag.is_empty()).unwrap_or(stream);
-    format!("{KEY_PREFIX}{{{tag}}}:{id}")
+    format!("{KEY_PREFIX}{{{}}}:{id}", hash_tag(stream).unwrap_or(stream))
 }
 
 /// A command as Redis reads it: the number of words, then each with its length.
@@ -221,6 +230,11 @@ mod tests {
     fn a_cluster_keeps_the_key_beside_its_stream() {
         assert_eq!(key("orders", "a_1"), "postcommit:key:{orders}:a_1");
         assert_eq!(key("{shop}:orders", "a_1"), "postcommit:key:{shop}:a_1");
-        assert_eq!(key("a{}b", "a_1"), "postcommit:key:{a{}b}:a_1");
+        assert_eq!(key("a}b{shop}", "a_1"), "postcommit:key:{shop}:a_1");
+        assert_eq!(key("a{b", "a_1"), "postcommit:key:{a{b}:a_1");
+        // Of the others, the key would be elsewhere. They are refused as addresses.
+        for (name, tag) in [("orders", None), ("a{b", None), ("{a}b}", Some("a")), ("{}", None), ("a}b", None)] {
+            assert_eq!(hash_tag(name), tag, "{name}");
+        }
     }
 }

@@ -11,11 +11,17 @@ pub(super) const CONTENT_TYPE: u8 = 0x03;
 pub(super) const USER_PROPERTY: u8 = 0x26;
 pub(super) const MAXIMUM_PACKET_SIZE: u8 = 0x27;
 const MAXIMUM_QOS: u8 = 0x24;
+const SERVER_KEEP_ALIVE: u8 = 0x13;
 
 /// The reason of PUBACK that says that no subscriber has the topic.
 pub(super) const NO_SUBSCRIBERS: u8 = 0x10;
 /// The reason of DISCONNECT that says that the packet was larger than the broker allows.
 pub(super) const TOO_LARGE: u8 = 0x95;
+/// Reasons of PUBACK, and of a DISCONNECT that some brokers send instead: the user may not publish to the topic, the
+/// topic is not valid, the payload is not valid.
+pub(super) const NOT_AUTHORIZED: u8 = 0x87;
+pub(super) const TOPIC_INVALID: u8 = 0x90;
+pub(super) const PAYLOAD_INVALID: u8 = 0x99;
 
 /// Writes the parts of a packet.
 #[derive(Debug, Default)]
@@ -119,6 +125,9 @@ pub(super) struct Connack {
     pub(super) maximum_qos: u8,
     /// The most bytes of a packet that the broker takes.
     pub(super) maximum_packet: usize,
+    /// The time without a packet after which the broker may close the connection, if it names another than we did. 0
+    /// means never.
+    pub(super) keep_alive_s: Option<u16>,
 }
 
 impl Connack {
@@ -128,7 +137,7 @@ impl Connack {
         if packet.kind != 2 {
             return None;
         }
-        let mut connack = Self { reason: *reason, maximum_qos: 2, maximum_packet: usize::MAX };
+        let mut connack = Self { reason: *reason, maximum_qos: 2, maximum_packet: usize::MAX, keep_alive_s: None };
         // A broker that knows only MQTT 3 sends no properties. They matter only after a success.
         if *reason == 0 {
             let mut left = Reader(properties);
@@ -148,8 +157,9 @@ impl Connack {
             MAXIMUM_PACKET_SIZE => self.maximum_packet = usize::try_from(left.u32()?).ok()?,
             // Retain, wildcards, subscription identifiers, shared subscriptions.
             0x25 | 0x28..=0x2a => drop(left.u8()?),
-            // Server keep alive, receive maximum, topic alias maximum.
-            0x13 | 0x21 | 0x22 => drop(left.take(2)?),
+            SERVER_KEEP_ALIVE => self.keep_alive_s = Some(left.u16()?),
+            // Receive maximum, topic alias maximum.
+            0x21 | 0x22 => drop(left.take(2)?),
             // Session expiry.
             0x11 => drop(left.u32()?),
             // Assigned client id, authentication method and data, response information, server reference, reason.
@@ -176,6 +186,10 @@ impl<'a> Reader<'a> {
 
     fn u8(&mut self) -> Option<u8> {
         self.take(1).map(|bytes| bytes[0])
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        Some(u16::from_be_bytes(self.take(2)?.try_into().ok()?))
     }
 
     fn u32(&mut self) -> Option<u32> {
@@ -231,14 +245,32 @@ pub(super) fn publish_refusal(reason: u8) -> Failed {
             let words = "no subscriber has this topic, so the broker dropped the event";
             Failed::refused(Outcome::refused("no_subscribers"), ErrorClass::InvalidAddress, words)
         }
-        0x87 => refused(ErrorClass::Forbidden, "the user may not publish to this topic"),
-        0x90 => refused(ErrorClass::InvalidAddress, "the topic is not valid"),
-        0x99 => refused(ErrorClass::InvalidContent, "the payload is not valid"),
+        NOT_AUTHORIZED => refused(ErrorClass::Forbidden, "the user may not publish to this topic"),
+        TOPIC_INVALID => refused(ErrorClass::InvalidAddress, "the topic is not valid"),
+        PAYLOAD_INVALID => refused(ErrorClass::InvalidContent, "the payload is not valid"),
         0x91 => Failed::refused(Outcome::deferred(code), ErrorClass::ServerError, detail("the number is in use")),
         0x97 => Failed::refused(Outcome::deferred(code), ErrorClass::RateLimited, detail("a quota is used up")),
         _ => {
             let outcome = Outcome::Rejected { code: code.clone(), because: Because::Unrecognised };
             Failed::refused(outcome, ErrorClass::Unknown, detail("it did not say why"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_keep_alive_of_the_broker_is_read() {
+        for (body, expected) in [
+            (&[0, 0, 0][..], Some(None)),
+            (&[0, 0, 3, 0x13, 0, 30], Some(Some(30))),
+            (&[0, 0, 6, 0x21, 0, 9, 0x13, 1, 0], Some(Some(256))),
+            (&[0, 0, 2, 0x13, 0], None),
+        ] {
+            let connack = Connack::of(&Packet { kind: 2, body: body.to_vec() });
+            assert_eq!(connack.map(|connack| connack.keep_alive_s), expected, "{body:?}");
         }
     }
 }

@@ -89,6 +89,9 @@ impl Answer {
     }
 }
 
+/// The error of a publish whose key an earlier publish has that is not stored yet, and may fail.
+const KEY_IN_PROCESS: u32 = 10_158;
+
 /// What JetStream answers to a publish.
 #[derive(Deserialize)]
 struct Ack {
@@ -116,8 +119,13 @@ pub(super) fn acknowledged(wire: &Wire, status: Option<u16>, body: &[u8]) -> Res
     }
     let text = String::from_utf8_lossy(body).into_owned();
     match serde_json::from_slice::<Ack>(body) {
+        Ok(Ack { error: Some(AckError { err_code: KEY_IN_PROCESS, .. }), .. }) => {
+            Err(wire.broken("jetstream_10158", "an earlier attempt with the same key is being stored"))
+        }
         Ok(Ack { error: Some(error), .. }) => Err(refusal(&error).and_leaves_connection()),
-        Ok(Ack { stream: Some(stream), seq: Some(seq), .. }) => {
+        // The numbers of a stream begin with 1. An answer with 0 says that the key is known, but not that an event is
+        // stored.
+        Ok(Ack { stream: Some(stream), seq: Some(seq @ 1..), .. }) => {
             Ok(Acknowledged { reference: Some(format!("{stream}:{seq}")), text: Some(text) })
         }
         _ => Err(wire.broken("bad_answer", "the answer is not that of a stream")),
@@ -161,6 +169,10 @@ pub(super) fn server_error(wire: &Wire, text: &str) -> Failed {
     let broken = wire.broken("nats_error", &detail);
     if is(&["maximum connections", "maximum account active connections", "stale connection", "slow consumer"]) {
         return broken.of_class(ErrorClass::RateLimited);
+    }
+    if is(&["authentication timeout"]) {
+        // Our sign-in came too late, which says nothing about the credentials.
+        return broken.of_class(ErrorClass::Timeout);
     }
     match is(&["authorization", "authentication"]) {
         // After a publish the sign-in was good, and the error says nothing about the event.

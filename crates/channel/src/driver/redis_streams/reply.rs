@@ -78,17 +78,18 @@ fn bad(wire: &Wire) -> Failed {
 
 /// The meaning of an error. The script appends nothing where it ends with an error, so each error is certain.
 pub(super) fn refusal(text: &str) -> Failed {
-    // Before version 7 the error of a command in a script has other words before it.
-    let code = |name: &str| text.split([' ', ':']).any(|word| word == name);
+    // Before version 7, and in Dragonfly, the error of a command in a script has other words and a dash before it.
+    let code = |name: &str| text.split([' ', ':']).any(|word| word.trim_start_matches('-') == name);
     let detail = format!("Redis answered: {text}");
     let deferred = |class| Failed::refused(Outcome::deferred("redis_busy"), class, detail.clone());
     let is = |names: &[&str]| names.iter().any(|name| code(name));
     if is(&["NOAUTH", "WRONGPASS"]) || text.contains("invalid password") || text.contains("AUTH <password>") {
         return Failed::config("auth_failed", ErrorClass::AuthFailed, detail);
     }
-    if is(&["NOPERM"]) || text.contains("can't run this command") {
-        // A user that may not use this name may use others. One that may not run scripts cannot publish at all.
-        return match text.contains("key") {
+    if is(&["NOPERM"]) || text.contains("executing the script can't") {
+        // A user that may not use this name may use others. One that may not run scripts cannot publish at all. The
+        // names of users and commands in these texts have no blanks.
+        return match text.contains("access a key") || text.contains("of the keys") {
             true => Failed::refused(Outcome::refused("forbidden"), ErrorClass::Forbidden, detail),
             false => Failed::config("forbidden", ErrorClass::Forbidden, detail),
         };

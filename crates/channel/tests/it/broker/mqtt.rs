@@ -19,7 +19,12 @@ use crate::egress::peer::Peer;
 
 const TOPIC: &str = "orders/created";
 const CONNACK: &[u8] = &[0x20, 3, 0, 0, 0];
-const PUBACK: &[u8] = &[0x40, 2, 0, 1];
+
+/// PUBACK for the publish with this body.
+fn puback(publish: &[u8]) -> [u8; 4] {
+    let topic = usize::from(u16::from_be_bytes([publish[0], publish[1]]));
+    [0x40, 2, publish[2 + topic], publish[3 + topic]]
+}
 
 /// The next packet: its first byte and its body.
 async fn packet(stream: &mut TcpStream) -> Option<(u8, Vec<u8>)> {
@@ -49,10 +54,11 @@ async fn speak(
     assert_eq!((&connect[..7], connect[7] & 2), (&b"\0\x04MQTT\x05"[..], 2));
     stream.write_all(&connack).await.unwrap();
     while let Some((0x32, body)) = packet(&mut stream).await {
+        let puback = puback(&body);
         match script(journal.add(body)) {
-            Act::Ack => stream.write_all(PUBACK).await.unwrap(),
+            Act::Ack => stream.write_all(&puback).await.unwrap(),
             Act::AckAndClose => {
-                stream.write_all(PUBACK).await.unwrap();
+                stream.write_all(&puback).await.unwrap();
                 return journal.close(stream).await;
             }
             Act::Close => return journal.close(stream).await,
@@ -91,6 +97,11 @@ async fn an_answer_to_a_publish_decides_the_outcome() {
         (reason(0x91), "deferred mqtt_91 server_error"),
         (reason(0x80), "rejected mqtt_80 unknown"),
         (say(&[0xe0, 1, 0x95]), "rejected too_large invalid_content"),
+        // Some brokers refuse an event by ending the connection.
+        (say(&[0xe0, 1, 0x87]), "rejected mqtt_87 forbidden"),
+        (say(&[0xe0, 1, 0x90]), "rejected mqtt_90 invalid_address"),
+        (say(&[0xe0, 1, 0x99]), "rejected mqtt_99 invalid_content"),
+        (say(&[0xe0, 1, 0x97]), "unclear disconnected server_error"),
         (say(&[0xe0, 1, 0x8b]), "unclear disconnected server_error"),
         (say(&[0xe0, 0]), "unclear disconnected server_error"),
         // A PUBACK without a number is of no publish.
@@ -156,6 +167,24 @@ async fn connections_are_used_again_and_a_closed_one_is_replaced() {
     journal.wait_until_closed(1).await;
     assert_eq!(send(driver.as_ref(), TOPIC, 3).await.outcome, Outcome::Sent);
     assert_eq!((peer.accepted(), journal.all().len()), (2, 3));
+}
+
+/// What is left in an idle connection could be taken for the acknowledgement of the next event.
+#[tokio::test]
+async fn a_late_acknowledgement_is_not_that_of_the_next_event() {
+    let (peer, journal) = scripted(CONNACK, |number| match number {
+        // The acknowledgement comes twice.
+        2 => Act::Say([&[0x40, 2, 0, 2][..], &[0x40, 2, 0, 2]].concat()),
+        // A refusal of the first event comes in place of that of this one, then the broker hangs up.
+        4 => Act::Say([&[0x40, 3, 0, 1, 0x97][..], &[0xe0, 0]].concat()),
+        _ => Act::Ack,
+    })
+    .await;
+    let driver = plain(peer.port, &json!({}));
+    for (n, expected) in [(1, "sent - -"), (2, "sent - -"), (3, "sent - -"), (4, "unclear disconnected server_error")] {
+        assert_eq!(told(&send(driver.as_ref(), TOPIC, n).await), expected, "{n}");
+    }
+    assert_eq!((peer.accepted(), journal.all().len()), (2, 4));
 }
 
 #[tokio::test]
@@ -234,10 +263,10 @@ async fn the_real_broker_is_reached_over_tls() {
     let certificate = Certificate::new();
     let [cert, key] = ["cert.pem", "key.pem"].map(|name| certificate.file(name).display().to_string());
     let mosquitto = Mosquitto::start(&format!("allow_anonymous true\ncertfile {cert}\nkeyfile {key}"), &[]);
-    for (host, expected) in [("tls.example", "sent"), ("127.0.0.1", "deferred")] {
+    for (host, expected) in [("tls.example", "sent - -"), ("127.0.0.1", "config tls_certificate config")] {
         let settings = json!({"host": host, "port": mosquitto.addr().port(), "unrouted": "drop"});
         let driver = build_with("mqtt", &settings, &[], None, &certificate.egress).unwrap();
         let report = send(driver.as_ref(), TOPIC, 1).await;
-        assert_eq!(name(&report), expected, "{host}: {report:?}");
+        assert_eq!(told(&report), expected, "{host}: {report:?}");
     }
 }
