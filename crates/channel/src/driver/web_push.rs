@@ -22,7 +22,7 @@ use super::{Destination, Driver, KeyWindow, Kind, MadeSecret, Message, NewSecret
 use crate::clock;
 use crate::egress::{Call, Egress, HttpAnswer};
 use crate::keys::{P256Key, from_base64};
-use crate::model::{ErrorClass, Guarantee, Outcome, Policy, Report};
+use crate::model::{ErrorClass, Evidence, Guarantee, Outcome, Policy, Report};
 use crate::secret::Secret;
 
 const TTL: HeaderName = HeaderName::from_static("ttl");
@@ -181,7 +181,13 @@ impl Driver for WebPush {
             let redactions = self.redactions(&call, &subscription, message.target);
             let result = self.egress.send(call).await;
             let reference = result.as_ref().ok().and_then(reference);
+            let is_foreign = result.as_ref().is_ok_and(is_foreign);
             let mut report = http::report(result, self.guarantee, &redactions);
+            if is_foreign {
+                let detail =
+                    "the subscription does not belong to the provider's key; the browser has to subscribe anew";
+                report = of_foreign(report, detail);
+            }
             report.evidence.provider_ref = reference.filter(|id| http::excerpt(id.as_bytes(), &redactions) == *id);
             report
         })
@@ -340,6 +346,27 @@ fn by_priority(priority: i16) -> &'static str {
 /// A topic that is always the same for the same key, and of the length that push services take.
 fn topic_of(key: &str) -> String {
     URL_SAFE_NO_PAD.encode(&Sha256::digest(key)[..24])
+}
+
+/// Whether the push service refuses this subscription because it was made with another key. Others are not concerned:
+/// an application that once had another key has both kinds.
+fn is_foreign(answer: &HttpAnswer) -> bool {
+    let text = String::from_utf8_lossy(&answer.body).to_ascii_lowercase();
+    match answer.status {
+        401 => text.contains("key mismatch"),
+        // Apple answers so to a signature that is not valid at all, whatever the subscription.
+        403 => !text.contains("badjwttoken"),
+        _ => false,
+    }
+}
+
+/// The refusal of one subscription, which does not pause the push service.
+fn of_foreign(report: Report, detail: &str) -> Report {
+    let code = report.outcome.code().unwrap_or_default();
+    let detail = format!("the push service answered {}: {detail}", code.trim_start_matches("http_"));
+    let (outcome, class) = (Outcome::refused(code), Some(ErrorClass::Config));
+    let evidence = Evidence { detail: Some(detail), ..report.evidence };
+    Report { outcome, class, only_delivery: true, evidence, ..report }
 }
 
 /// The push service's own id of the message: the last part of the URL in `Location`.

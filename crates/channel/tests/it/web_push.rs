@@ -219,7 +219,7 @@ async fn every_answer_of_a_push_service_has_a_meaning() {
         (Reply::status(201).with_body("x".repeat(100_000)), "sent", None),
         (Reply::status(400), "rejected", Some("invalid_content")),
         (Reply::status(401), "config", Some("auth_failed")),
-        (Reply::status(403), "config", Some("forbidden")),
+        (Reply::status(403).with_body(r#"{"reason":"BadJwtToken"}"#), "config", Some("forbidden")),
         (Reply::status(404), "rejected", Some("invalid_address")),
         (Reply::status(410), "rejected", Some("invalid_address")),
         (Reply::status(413), "rejected", Some("invalid_content")),
@@ -245,6 +245,27 @@ async fn every_answer_of_a_push_service_has_a_meaning() {
     let report = slow.await;
     assert_eq!((outcome(&report), report.outcome.code()), ("unclear", Some("timeout")), "{report:?}");
     server.release();
+}
+
+/// Browsers that subscribed with an earlier key of the application.
+#[tokio::test]
+async fn a_subscription_of_another_key_is_refused_alone() {
+    let (server, next) = scripted();
+    let driver = provider();
+    let target = browser(&server.url("/push/secret-endpoint")).target;
+    let google = "the VAPID credentials in the authorization header do not correspond to the credentials used to create \
+                  the subscriptions.";
+    let mozilla = r#"{"code":401,"errno":109,"error":"Unauthorized","message":"VAPID public key mismatch"}"#;
+    for (status, body) in [(403, google), (403, ""), (401, mozilla)] {
+        *next.lock().unwrap() = Reply::status(status).with_body(body);
+        let report = send(&*driver, &target, content(json!({}))).await;
+        let code = format!("http_{status}");
+        assert_eq!((outcome(&report), report.outcome.code()), ("rejected", Some(code.as_str())), "{report:?}");
+        assert_eq!((report.class().unwrap().name(), report.only_delivery), ("config", true), "{report:?}");
+        let detail = report.evidence.detail.unwrap();
+        let wanted = "the subscription does not belong to the provider's key; the browser has to subscribe anew";
+        assert_eq!(detail, format!("the push service answered {status}: {wanted}"));
+    }
 }
 
 #[tokio::test]
