@@ -18,6 +18,8 @@ pub struct Heard {
     pub connection: usize,
     /// The line, without its end. `connect` when the connection was opened, `.` when the content of a message has ended.
     pub line: String,
+    /// The bytes of the line with its end, exactly as they came. Empty for `connect` and `.`.
+    pub raw: Vec<u8>,
     /// How many lines with the same first word the server has heard before, on all connections.
     pub before: usize,
 }
@@ -196,9 +198,9 @@ impl SmtpServer {
 }
 
 impl State {
-    fn act(&self, connection: usize, line: &str) -> SmtpAct {
+    fn act(&self, connection: usize, line: &str, raw: &[u8]) -> SmtpAct {
         let mut heard = self.heard.lock().expect("heard");
-        let mut now = Heard { connection, line: line.to_owned(), before: 0 };
+        let mut now = Heard { connection, line: line.to_owned(), raw: raw.to_vec(), before: 0 };
         now.before = heard.iter().filter(|earlier| earlier.verb() == now.verb()).count();
         heard.push(now.clone());
         drop(heard);
@@ -248,14 +250,15 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
 ) -> io::Result<Option<BufReader<S>>> {
     let mut mail =
         ReceivedMail { sender: String::new(), recipients: vec![], wire: vec![], is_encrypted, credentials: None };
-    if greets && !say(&mut stream, state, state.act(connection, "connect"), "220 test.example ESMTP").await? {
+    if greets && !say(&mut stream, state, state.act(connection, "connect", b""), "220 test.example ESMTP").await? {
         return Ok(None);
     }
     loop {
-        let Some(line) = line(&mut stream).await? else { return Ok(None) };
-        let act = state.act(connection, &line);
+        let Some(raw) = line(&mut stream).await? else { return Ok(None) };
+        let line = String::from_utf8_lossy(&raw).trim_end_matches(['\r', '\n']).to_owned();
+        let act = state.act(connection, &line, &raw);
         let is_usual = act.is_usual();
-        let usual = usual(state, &mut mail, &Heard { connection, line, before: 0 }, is_usual);
+        let usual = usual(state, &mut mail, &Heard { connection, line, raw, before: 0 }, is_usual);
         if !say(&mut stream, state, act, &usual).await? || usual.starts_with("221") {
             return Ok(None);
         }
@@ -303,7 +306,7 @@ async fn receive<S: AsyncRead + AsyncWrite + Unpin>(
 ) -> io::Result<bool> {
     mail.wire = content(stream).await?;
     state.contents.lock().expect("contents").push(mail.wire.clone());
-    let act = state.act(connection, ".");
+    let act = state.act(connection, ".", b"");
     if !act.is_usual() {
         return say(stream, state, act, "").await;
     }
@@ -360,12 +363,10 @@ async fn wait_for_release(state: &State) {
     let _ = released.wait_for(|released| *released).await;
 }
 
-async fn line<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut BufReader<S>) -> io::Result<Option<String>> {
+/// The next line with its end. `None` when the client has left.
+async fn line<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut BufReader<S>) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
-    if stream.read_until(b'\n', &mut line).await? == 0 {
-        return Ok(None);
-    }
-    Ok(Some(String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']).to_owned()))
+    Ok((stream.read_until(b'\n', &mut line).await? > 0).then_some(line))
 }
 
 /// Reads the content of a message up to the line with a single dot. As the laxest of servers, it takes a LF alone for

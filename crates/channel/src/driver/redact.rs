@@ -33,6 +33,11 @@ impl Redactions {
         }
     }
 
+    /// Adds a text with its spaces, such as the base64 of several secrets together.
+    pub(super) fn exact(&mut self, text: &str) {
+        self.0.insert(text.to_owned());
+    }
+
     /// Adds the confidential fields of a file of JSON, such as the key of a service account. Its other words are in many
     /// answers.
     pub(super) fn file(&mut self, json: &Value) {

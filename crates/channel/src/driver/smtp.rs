@@ -9,6 +9,8 @@ mod reply;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use postcommit::check;
 use serde::Deserialize;
 
@@ -19,7 +21,7 @@ use self::reply::{Reply, Step, refusal};
 use super::idle::IdleConnections;
 use super::redact::Redactions;
 use super::{Destination, Driver, KeyWindow, Kind, Message, Parts, Sending, http};
-use crate::egress::{Deadline, Egress, Endpoint, Phase};
+use crate::egress::{BAD_CERTIFICATE, Deadline, Egress, Endpoint, Phase};
 use crate::model::{ErrorClass, Guarantee, Outcome, Report, Schedule};
 use crate::secret::Secret;
 
@@ -117,7 +119,23 @@ pub(super) struct SignIn {
     method: Option<Method>,
 }
 
+/// The password is revealed in these three methods to be sent to the server, and to search for it in its answers.
 impl SignIn {
+    /// What `AUTH PLAIN` sends.
+    fn plain(&self) -> String {
+        STANDARD.encode(format!("\0{}\0{}", self.username, self.password.reveal()))
+    }
+
+    /// What `AUTH LOGIN` sends for the password.
+    fn login(&self) -> String {
+        STANDARD.encode(self.password.reveal())
+    }
+
+    /// What `AUTH XOAUTH2` sends.
+    fn xoauth2(&self) -> String {
+        STANDARD.encode(format!("user={}\x01auth=Bearer {}\x01\x01", self.username, self.password.reveal()))
+    }
+
     /// The method to use, if the server offers one that the settings allow.
     fn mechanism(&self, offered: &[String]) -> Option<&'static str> {
         let allowed: &[&str] = match self.method {
@@ -178,7 +196,7 @@ fn sign_in(settings: &Settings, parts: &Parts<'_>, encryption: Encryption) -> Re
             Err("settings.tls: is none, but a password is sent only over TLS; use starttls or implicit".into())
         }
         (Some(username), Some(password)) => {
-            check::one_line(username).map_err(|problem| format!("settings.username: {problem}"))?;
+            mail::no_controls(username).map_err(|problem| format!("settings.username: {problem}"))?;
             Ok(Some(SignIn { username: username.clone(), password, method: settings.auth }))
         }
     }
@@ -210,7 +228,7 @@ impl Driver for Smtp {
                 Err((code, detail)) => return Report::from(Outcome::refused(code)).because(detail),
             };
             let result = self.deliver(&mail, Deadline::after(message.timeout)).await;
-            self.report(result, &message)
+            self.report(result, message.target, &mail.recipient)
         })
     }
 
@@ -255,9 +273,10 @@ impl Smtp {
         result
     }
 
-    /// Translates the result of a dialogue. The texts of the server are redacted.
-    fn report(&self, result: Result<Reply, Failed>, message: &Message<'_>) -> Report {
-        let clean = |text: &str| http::excerpt(text.as_bytes(), &self.redactions(message.target));
+    /// Translates the result of a dialogue. The texts of the server are redacted. The address is `target` as it was
+    /// given, and `recipient` as the server got it.
+    fn report(&self, result: Result<Reply, Failed>, target: &str, recipient: &str) -> Report {
+        let clean = |text: &str| http::excerpt(text.as_bytes(), &self.redactions(&[target, recipient]));
         let Failed { step, cause } = match result {
             Ok(reply) => {
                 let mut report = Report::from(Outcome::Sent);
@@ -270,6 +289,11 @@ impl Smtp {
         match cause {
             Cause::NotConnected(failure) if failure.phase == Phase::Refused => {
                 Report::from(Outcome::refused(failure.code)).because(failure.detail)
+            }
+            // Every mail would meet this certificate.
+            Cause::NotConnected(failure) if failure.code == BAD_CERTIFICATE => {
+                let report = Report::from(Outcome::config(failure.code)).because(failure.detail);
+                Report { class: Some(ErrorClass::Config), ..report }
             }
             // Only the dialogue itself can send a mail, and it had not begun.
             Cause::NotConnected(failure) => Report::from(Outcome::deferred(failure.code)).because(failure.detail),
@@ -295,17 +319,22 @@ impl Smtp {
                     "smtputf8_missing" => (Outcome::refused(code), ErrorClass::InvalidAddress),
                     _ => (Outcome::config(code), ErrorClass::Config),
                 };
-                Report { class: Some(class), ..Report::from(outcome).because(detail) }
+                Report { class: Some(class), ..Report::from(outcome).because(clean(&detail)) }
             }
         }
     }
 
-    /// The strings to redact in the server's texts: the password, and the address of the recipient.
-    fn redactions(&self, target: &str) -> Vec<String> {
+    /// The strings to redact in the server's texts: the password in every form that is sent, and the forms of the
+    /// recipient's address.
+    fn redactions(&self, addresses: &[&str]) -> Vec<String> {
         let mut redactions = Redactions::default();
-        // The password is revealed here to search for it in the answer.
-        self.account.sign_in.iter().for_each(|sign_in| redactions.secrets(sign_in.password.reveal()));
-        redactions.address(target, None);
+        if let Some(sign_in) = &self.account.sign_in {
+            // The password is revealed here to search for it in the answer.
+            redactions.secrets(sign_in.password.reveal());
+            redactions.exact(sign_in.password.reveal());
+            [sign_in.plain(), sign_in.login(), sign_in.xoauth2()].iter().for_each(|token| redactions.exact(token));
+        }
+        addresses.iter().for_each(|address| redactions.address(address, None));
         redactions.into_texts()
     }
 }

@@ -1,5 +1,9 @@
 //! The SMTP driver against a scripted server: the mail on the wire, and the outcome of each way to fail.
 
+mod hostile;
+mod refusals;
+mod secure;
+
 use std::time::Duration;
 
 use postcommit::Timestamp;
@@ -13,7 +17,6 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::egress::peer::{Script, open};
-use crate::egress::tls::{certified, trusting};
 
 const ID: Uuid = Uuid::from_u128(0x0199_a5c2_6a3e_7c1d_9a31_0f5f_6c1b_2d3e);
 
@@ -221,79 +224,6 @@ async fn connections_are_used_again_and_a_closed_one_is_replaced() {
     assert_eq!((server.mails().len(), server.count("CONNECT")), (4, 2));
 }
 
-fn secure(server: &SmtpServer, tls: &str, more: &Value, egress: &Egress) -> Box<dyn Driver> {
-    let mut settings =
-        json!({"host": "tls.example", "port": server.addr().port(), "tls": tls, "from": "desk@hotel.example"});
-    let object = settings.as_object_mut().unwrap();
-    object.extend(more.as_object().unwrap().clone());
-    let password = more.get("username").map(|_| "s3cret-pass");
-    build(&settings, password, egress).unwrap()
-}
-
-#[tokio::test]
-async fn passwords_go_only_over_tls_by_the_method_that_the_server_offers() {
-    let (acceptor, file) = certified();
-    for (tls, server_tls) in
-        [("implicit", SmtpTls::Implicit(acceptor.clone())), ("starttls", SmtpTls::Starttls(acceptor.clone()))]
-    {
-        let server = SmtpServer::start(server_tls, &["AUTH LOGIN PLAIN"], |_| SmtpAct::Usual);
-        let driver = secure(&server, tls, &json!({"username": "desk"}), &trusting(&file));
-        assert_eq!(send(driver.as_ref(), content("a", "b")).await.outcome, Outcome::Sent, "{tls}");
-        let mail = &server.mails()[0];
-        assert!(mail.is_encrypted);
-        assert_eq!(mail.credentials.as_deref(), Some("PLAIN AGRlc2sAczNjcmV0LXBhc3M="));
-    }
-    let server = SmtpServer::start(SmtpTls::None, &["AUTH PLAIN"], |_| SmtpAct::Usual);
-    let driver = secure(&server, "opportunistic", &json!({"username": "desk"}), &loopback());
-    let report = send(driver.as_ref(), content("a", "b")).await;
-    assert_eq!(report.outcome, Outcome::config("auth_needs_tls"));
-    assert_eq!(server.count("AUTH"), 0);
-}
-
-#[tokio::test]
-async fn login_and_xoauth2_are_spoken_as_servers_expect() {
-    let (acceptor, file) = certified();
-    let script = |heard: &Heard| match heard.line.as_str() {
-        "AUTH LOGIN" => SmtpAct::Say("334 VXNlcm5hbWU6".into()),
-        "ZGVzaw==" => SmtpAct::Say("334 UGFzc3dvcmQ6".into()),
-        "czNjcmV0LXBhc3M=" => SmtpAct::Say("235 2.7.0 welcome".into()),
-        _ => SmtpAct::Usual,
-    };
-    let server = SmtpServer::start(SmtpTls::Implicit(acceptor.clone()), &["AUTH LOGIN"], script);
-    let driver = secure(&server, "implicit", &json!({"username": "desk"}), &trusting(&file));
-    assert_eq!(send(driver.as_ref(), content("a", "b")).await.outcome, Outcome::Sent);
-
-    let refuse = |heard: &Heard| match heard.verb().as_str() {
-        "AUTH" => SmtpAct::Say("334 eyJzdGF0dXMiOiI0MDEifQ==".into()),
-        "" => SmtpAct::Say("535 5.7.8 s3cret-pass is expired".into()),
-        _ => SmtpAct::Usual,
-    };
-    let server = SmtpServer::start(SmtpTls::Implicit(acceptor), &["AUTH XOAUTH2"], refuse);
-    let settings = json!({"username": "desk", "auth": "xoauth2"});
-    let driver = secure(&server, "implicit", &settings, &trusting(&file));
-    let report = send(driver.as_ref(), content("a", "b")).await;
-    assert_eq!(report.outcome, Outcome::config("smtp_535"));
-    assert!(!format!("{report:?}").contains("s3cret-pass"), "{report:?}");
-    let said = server.heard().into_iter().find(|heard| heard.verb() == "AUTH").unwrap().line;
-    assert_eq!(said, "AUTH XOAUTH2 dXNlcj1kZXNrAWF1dGg9QmVhcmVyIHMzY3JldC1wYXNzAQE=");
-}
-
-#[tokio::test]
-async fn starttls_cannot_be_stripped_or_injected_into() {
-    // The server, or somebody on the way, does not offer STARTTLS.
-    let server = SmtpServer::start(SmtpTls::None, &[], |_| SmtpAct::Usual);
-    let report = send(secure(&server, "starttls", &json!({}), &loopback()).as_ref(), content("a", "b")).await;
-    assert_eq!(report.outcome, Outcome::config("starttls_missing"));
-    assert_eq!(server.count("MAIL"), 0);
-    // Somebody on the way adds an answer before the encryption begins.
-    let injected = SmtpAct::SayRaw(b"220 go ahead\r\n250-evil\r\n250 AUTH PLAIN\r\n".to_vec());
-    let (acceptor, file) = certified();
-    let server = SmtpServer::start(SmtpTls::Starttls(acceptor), &[], at("STARTTLS", injected));
-    let report = send(secure(&server, "starttls", &json!({}), &trusting(&file)).as_ref(), content("a", "b")).await;
-    assert_eq!(report.outcome, Outcome::deferred("bad_answer"));
-    assert_eq!(server.count("MAIL"), 0);
-}
-
 #[tokio::test]
 async fn a_server_without_what_the_message_needs_gets_no_message() {
     let server = SmtpServer::start(SmtpTls::None, &["SIZE 100"], |_| SmtpAct::Usual);
@@ -351,120 +281,4 @@ fn wrong_settings_are_refused_with_the_field() {
     let plain = json!({"host": "mail.example", "from": "desk@hotel.example", "tls": "none", "username": "desk"});
     let problem = build(&plain, Some("x"), &egress).err().unwrap();
     assert!(problem.starts_with("settings.tls: is none, but a password is sent only over TLS"), "{problem}");
-}
-
-/// Texts that have broken mail programs: line ends in every shape, dots, NUL, long lines, encoded words, other scripts.
-fn hostile() -> Vec<String> {
-    let seeds = [
-        "\r\nBcc: evil@bad.example",
-        "\nBcc: evil@bad.example",
-        "\rBcc: evil@bad.example",
-        "\r\n.\r\n",
-        "\n.\n",
-        "\r.\r",
-        "\n.\r\n",
-        "\r\n.\n",
-        "\r.\r\n",
-        ".\r\n",
-        ".",
-        "..",
-        "\r\n.\r\nMAIL FROM:<evil@bad.example>\r\n",
-        "\0",
-        "a\0b",
-        "\u{7f}",
-        "\u{85}",
-        "\u{2028}",
-        "\u{202e}abc",
-        "=?utf-8?B?DQpCY2M6IGV2aWxAYmFkLmV4YW1wbGU=?=",
-        "=?utf-8?Q?=0D=0ABcc:_x?=",
-        "\"quoted\"",
-        "<angle>",
-        "a,b;c:d",
-        "\\",
-        "(comment)",
-        "日本語",
-        "😀".repeat(200).as_str(),
-        "x".repeat(3000).as_str(),
-        " ".repeat(2000).as_str(),
-        "\t\t",
-        "é".repeat(998).as_str(),
-        "",
-        " ",
-        "\r\n",
-        "\n\n\n",
-        "\r\r\r",
-        "--postcommit-0199a5c2-6a3e-7c1d-9a31-0f5f6c1b2d3e_1--",
-        "From me",
-        ">From",
-        "Content-Type: text/html",
-    ]
-    .map(str::to_owned);
-    let mixed = seeds.iter().flat_map(|seed| {
-        [
-            seed.clone(),
-            format!("Hello {seed} world"),
-            format!("{seed}{seed}"),
-            format!("ü{seed}"),
-            format!("a\r\n{seed}\r\nb"),
-        ]
-    });
-    mixed.collect()
-}
-
-#[tokio::test]
-async fn two_hundred_hostile_texts_inject_nothing() {
-    const HEADERS: [&str; 12] = [
-        "From",
-        "To",
-        "Subject",
-        "Date",
-        "Message-ID",
-        "Auto-Submitted",
-        "MIME-Version",
-        "Content-Type",
-        "Content-Transfer-Encoding",
-        "List-Unsubscribe",
-        "List-Unsubscribe-Post",
-        "Reply-To",
-    ];
-    let server = SmtpServer::start(SmtpTls::None, &["SMTPUTF8"], |_| SmtpAct::Usual);
-    let driver = plain(&server);
-    let texts = hostile();
-    assert!(texts.len() >= 200);
-    for (place, text) in texts.iter().enumerate() {
-        let before = server.mails().len();
-        // As a subject: refused, or one header.
-        let subject = Content { html: Some(text.clone()), ..content(text, text) };
-        let report = send(driver.as_ref(), subject).await;
-        assert!(matches!(name(&report).as_str(), "sent" | "rejected"), "{text:?}: {report:?}");
-        // As a text alone: always one mail.
-        assert_eq!(name(&send(driver.as_ref(), content("plain", text)).await), "sent", "{text:?}");
-        // As an address: refused, or exactly one recipient.
-        let report = send_to(driver.as_ref(), &format!("{text}@guest.example"), content("a", "b")).await;
-        assert!(matches!(name(&report).as_str(), "sent" | "rejected"), "{text:?}: {report:?}");
-        for mail in &server.mails()[before..] {
-            let wire = &mail.wire;
-            let bare = |i: usize| match wire[i] {
-                b'\r' => wire.get(i + 1) != Some(&b'\n'),
-                b'\n' => i == 0 || wire[i - 1] != b'\r',
-                b'\0' => true,
-                _ => false,
-            };
-            assert!(!(0..wire.len()).any(bare), "{place} {text:?}");
-            assert!(wire.split(|byte| *byte == b'\n').all(|line| line.len() <= 999), "{place} {text:?}");
-            let mail_text = text_of(mail);
-            let (head, _) = mail_text.split_once("\r\n\r\n").unwrap();
-            for line in head.split("\r\n").filter(|line| !line.starts_with([' ', '\t'])) {
-                let header = line.split(':').next().unwrap_or_default();
-                assert!(HEADERS.contains(&header), "{place} {text:?}: {line:?}");
-            }
-            assert_eq!(mail.recipients.len(), 1);
-            assert_eq!(
-                mail.sender,
-                "FROM:<desk@hotel.example>".to_owned() + if mail.recipients[0].is_ascii() { "" } else { " SMTPUTF8" }
-            );
-        }
-    }
-    assert!(server.heard().iter().all(|heard| !heard.line.contains("evil@bad.example>") || heard.verb() == "RCPT"));
-    assert_eq!(server.count("MAIL"), server.mails().len());
 }

@@ -23,6 +23,8 @@ use crate::egress::{Deadline, DialledStream, Egress, EgressFailure, Tls};
 pub(super) const ANSWER_AFTER_DOT: Duration = Duration::from_secs(600);
 /// The most messages over one connection. Many servers refuse more than 100.
 const MESSAGES: u32 = 100;
+/// How long a reply is awaited when the connection could not be written to any more. It has usually arrived already.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// The most bytes of a mail that are written in one call.
 const CHUNK: usize = 16 * 1024;
 
@@ -109,17 +111,36 @@ impl Dialogue {
         let reply = self.command(Step::Data, "DATA", deadline).await?;
         accepted(Step::Data, reply, 354)?;
         for chunk in wire.chunks(CHUNK) {
-            self.write(Step::Content, chunk, deadline).await?;
+            if let Err(failed) = self.write(Step::Content, chunk, deadline).await {
+                return Err(self.refused_meanwhile(failed).await);
+            }
         }
         self.finish().await
     }
 
-    /// Writes the final dot. From here on the server may have taken the message, whatever happens.
+    /// Writes the final dot. From its first byte on the server may have taken the message, whatever happens.
     async fn finish(&mut self) -> Result<Reply, Failed> {
         let deadline = Deadline::after(ANSWER_AFTER_DOT);
-        self.write(Step::Accepted, b".\r\n", deadline).await?;
+        let counter = self.stream.counter();
+        counter.begin();
+        if let Err(failed) = self.write(Step::Accepted, b".\r\n", deadline).await {
+            // No further byte may leave, because this count decides the outcome.
+            return Err(match counter.close() {
+                0 => self.refused_meanwhile(Failed { step: Step::Content, ..failed }).await,
+                _ => failed,
+            });
+        }
         let reply = self.answer(Step::Accepted, deadline).await?;
         accepted(Step::Accepted, reply, 250)
+    }
+
+    /// A connection that broke before the final dot: if the server said before why it ends it, such as for a message
+    /// that is too large, that is the failure.
+    async fn refused_meanwhile(&mut self, failed: Failed) -> Failed {
+        match self.answer(Step::Content, Deadline::after(LAST_WORDS)).await {
+            Ok(reply) if reply.code >= 400 => Failed { step: Step::Content, cause: Cause::Refused(reply) },
+            _ => failed,
+        }
     }
 
     async fn ehlo(&mut self, account: &Account, deadline: Deadline) -> Result<(), Failed> {
@@ -179,24 +200,16 @@ impl Dialogue {
             let detail = format!("the server offers no sign-in that the settings allow; it offers: {offered}");
             lacking(Step::Auth, "auth_missing", detail)
         })?;
-        // The password is revealed here to be sent to the server.
-        let (user, password) = (sign_in.username.as_str(), sign_in.password.reveal());
         let mut reply = match mechanism {
             "LOGIN" => {
                 let asked = self.command(Step::Auth, "AUTH LOGIN", deadline).await?;
-                let asked = accepted(Step::Auth, asked, 334).map(|_| STANDARD.encode(user))?;
+                let asked = accepted(Step::Auth, asked, 334).map(|_| STANDARD.encode(&sign_in.username))?;
                 let asked = self.command(Step::Auth, &asked, deadline).await?;
-                let answer = accepted(Step::Auth, asked, 334).map(|_| STANDARD.encode(password))?;
+                let answer = accepted(Step::Auth, asked, 334).map(|_| sign_in.login())?;
                 self.command(Step::Auth, &answer, deadline).await?
             }
-            "XOAUTH2" => {
-                let token = STANDARD.encode(format!("user={user}\x01auth=Bearer {password}\x01\x01"));
-                self.command(Step::Auth, &format!("AUTH XOAUTH2 {token}"), deadline).await?
-            }
-            _ => {
-                let token = STANDARD.encode(format!("\0{user}\0{password}"));
-                self.command(Step::Auth, &format!("AUTH PLAIN {token}"), deadline).await?
-            }
+            "XOAUTH2" => self.command(Step::Auth, &format!("AUTH XOAUTH2 {}", sign_in.xoauth2()), deadline).await?,
+            _ => self.command(Step::Auth, &format!("AUTH PLAIN {}", sign_in.plain()), deadline).await?,
         };
         if reply.code == 334 && mechanism == "XOAUTH2" {
             // The server explains the refusal. An empty line asks for the refusal itself.
@@ -282,7 +295,8 @@ impl Failed {
     /// Whether the next message may use the same connection.
     pub(super) fn leaves_connection(&self) -> bool {
         match &self.cause {
-            Cause::Refused(reply) => reply.code != 421 && self.step != Step::Reset,
+            // After a refusal amid the content, the connection is broken.
+            Cause::Refused(reply) => reply.code != 421 && !matches!(self.step, Step::Reset | Step::Content),
             Cause::Lacking { .. } => matches!(self.step, Step::MailFrom | Step::RcptTo),
             Cause::NotConnected(_) | Cause::Broken { .. } => false,
         }
@@ -311,4 +325,63 @@ fn bad_answer(step: Step, detail: &str) -> Failed {
 
 fn lacking(step: Step, code: &'static str, detail: String) -> Failed {
     Failed { step, cause: Cause::Lacking { code, detail } }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{DuplexStream, duplex};
+
+    use super::*;
+
+    /// A dialogue over a connection that takes this many bytes, and its other end.
+    fn over(bytes: usize, is_tls: bool) -> (Dialogue, DuplexStream) {
+        let (ours, theirs) = duplex(bytes);
+        let dialogue = Dialogue {
+            stream: DialledStream::over(ours, is_tls),
+            buffer: vec![],
+            extensions: Extensions::default(),
+            opened: clock::monotonic(),
+            messages: 0,
+            is_used: false,
+        };
+        (dialogue, theirs)
+    }
+
+    /// TLS does not tell how much of a failed write has left, so there the mail may have been sent.
+    #[tokio::test]
+    async fn a_final_dot_of_which_no_byte_was_written_has_sent_nothing() {
+        for (is_tls, expected) in [(false, Step::Content), (true, Step::Accepted)] {
+            let (mut dialogue, theirs) = over(100, is_tls);
+            drop(theirs);
+            assert_eq!(dialogue.finish().await.unwrap_err().step, expected, "{is_tls}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_final_dot_of_which_a_byte_was_written_may_have_sent_the_mail() {
+        let (mut dialogue, theirs) = over(1, false);
+        let failed = tokio::join!(dialogue.finish(), async {
+            // The first byte is on its way when the server leaves.
+            tokio::task::yield_now().await;
+            drop(theirs);
+        });
+        assert_eq!(failed.0.unwrap_err().step, Step::Accepted);
+    }
+
+    #[tokio::test]
+    async fn the_last_words_of_a_server_before_the_dot_are_read() {
+        for (words, expected) in [("552 5.3.4 too big\r\n", Some(552)), ("250 hello\r\n", None), ("nonsense\r\n", None)]
+        {
+            let (mut dialogue, mut theirs) = over(100, false);
+            theirs.write_all(words.as_bytes()).await.unwrap();
+            drop(theirs);
+            let failed = dialogue.finish().await.unwrap_err();
+            let code = match &failed.cause {
+                Cause::Refused(reply) => Some(reply.code),
+                _ => None,
+            };
+            assert_eq!((failed.step, code), (Step::Content, expected), "{words}");
+            assert!(!failed.leaves_connection());
+        }
+    }
 }

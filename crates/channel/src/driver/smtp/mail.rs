@@ -3,6 +3,8 @@
 
 use std::time::{Duration, SystemTime};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use lettre::Address;
 use lettre::message::header::{HeaderName, HeaderValue};
 use lettre::message::{Mailbox, MultiPart, MultiPartKind, SinglePart};
@@ -14,6 +16,12 @@ use crate::render::Content;
 
 /// The longest subject that is made from the first line of the text, in characters.
 const SUBJECT_CHARS: usize = 78;
+
+/// The longest name beside an address, in characters. A quoted name is one word.
+const NAME_CHARS: usize = 255;
+
+/// The most bytes of an encoded word, before its encoding. An encoded word has at most 75 characters.
+const ENCODED_BYTES: usize = 36;
 
 /// The longest word of a subject, in bytes. A header is folded between words, and a line of a mail has at most 998.
 const WORD_BYTES: usize = 900;
@@ -46,14 +54,25 @@ pub(in crate::driver) type Refusal = (&'static str, String);
 /// Parses a mail address with an optional name, such as `Hotel Sonne <desk@hotel.example>`.
 pub(in crate::driver) fn mailbox(text: &str) -> Result<Mailbox, String> {
     const SHAPE: &str = "must be a mail address such as desk@hotel.example or Hotel Sonne <desk@hotel.example>";
-    check::one_line(text)?;
+    no_controls(text)?;
     let (name, address) = match text.trim().strip_suffix('>').and_then(|text| text.split_once('<')) {
         Some((name, address)) => (Some(name.trim().trim_matches('"').trim()), address.trim()),
         None => (None, text.trim()),
     };
     let address = address_of(address).map_err(|_| SHAPE.to_owned())?;
     let name = name.filter(|name| !name.is_empty()).map(str::to_owned);
+    if let Some(chars) = name.as_deref().map(|name| name.chars().count()).filter(|chars| *chars > NAME_CHARS) {
+        return Err(format!("has a name of {chars} characters; at most {NAME_CHARS} are allowed"));
+    }
     Ok(Mailbox::new(name, address))
+}
+
+/// Refuses control characters of ASCII, which programs on the way have treated in different ways.
+pub(super) fn no_controls(text: &str) -> Result<(), String> {
+    match text.chars().find(char::is_ascii_control) {
+        Some(c) => Err(format!("holds {c:?}; line breaks and control characters are not allowed")),
+        None => Ok(()),
+    }
 }
 
 /// Checks a mail address and writes its domain in ASCII.
@@ -70,21 +89,13 @@ fn address_of(text: &str) -> Result<Address, String> {
 pub(in crate::driver) fn build(sender: &Sender, message: &Message<'_>) -> Result<Mail, Refusal> {
     let recipient = address_of(message.target).map_err(|problem| ("bad_address", format!("the address {problem}")))?;
     let id = message.key.provider_key();
-    let subject = subject(&message.content);
-    check::one_line(&subject).map_err(|problem| ("bad_header", format!("the subject {problem}")))?;
-    let subject = subject.split_whitespace().collect::<Vec<_>>().join(" ");
-    if let Some(word) = subject.split_whitespace().find(|word| word.len() > WORD_BYTES) {
-        let bytes = word.len();
-        return Err((
-            "bad_header",
-            format!("the subject has a word of {bytes} bytes; at most {WORD_BYTES} are allowed"),
-        ));
-    }
+    let bad_header = |problem: String| ("bad_header", problem);
+    let subject = subject_header(&message.content).map_err(|problem| bad_header(format!("the subject {problem}")))?;
     let micros = u64::try_from(message.raw_event.created_at.as_micros()).unwrap_or(0);
     let mut builder = lettre::Message::builder()
         .from(sender.from.clone())
         .to(Mailbox::new(None, recipient.clone()))
-        .subject(subject)
+        .raw_header(subject)
         .date(SystemTime::UNIX_EPOCH + Duration::from_micros(micros))
         .message_id(Some(format!("<{id}@{}>", sender.domain)))
         .raw_header(HeaderValue::new(HeaderName::new_from_ascii_str("Auto-Submitted"), "auto-generated".into()));
@@ -92,7 +103,7 @@ pub(in crate::driver) fn build(sender: &Sender, message: &Message<'_>) -> Result
         builder = builder.reply_to(reply_to.clone());
     }
     for (name, value) in message.content.mail_headers() {
-        check::one_line(&value).map_err(|problem| ("bad_header", format!("the header {name} {problem}")))?;
+        plain_value(&value).map_err(|problem| bad_header(format!("the header {name} {problem}")))?;
         builder = builder.raw_header(HeaderValue::new(HeaderName::new_from_ascii_str(name), value));
     }
     let text = text(&message.content);
@@ -108,6 +119,50 @@ pub(in crate::driver) fn build(sender: &Sender, message: &Message<'_>) -> Result
     };
     let built = built.map_err(|problem| ("bad_header", format!("the mail cannot be made: {problem}")))?;
     Ok(Mail { sender: sender.envelope.clone(), recipient: recipient.to_string(), bytes: built.formatted() })
+}
+
+/// The header of the subject.
+fn subject_header(content: &Content) -> Result<HeaderValue, String> {
+    // A tab is as good as a space.
+    let subject = subject(content).replace('\t', " ");
+    no_controls(&subject)?;
+    let subject = subject.split_whitespace().collect::<Vec<_>>().join(" ");
+    if let Some(bytes) = subject.split_whitespace().map(str::len).find(|bytes| *bytes > WORD_BYTES) {
+        return Err(format!("has a word of {bytes} bytes; at most {WORD_BYTES} are allowed"));
+    }
+    let name = HeaderName::new_from_ascii_str("Subject");
+    match subject.contains("=?") {
+        // A mail program would decode what the application has written as text.
+        true => Ok(HeaderValue::dangerous_new_pre_encoded(name, subject.clone(), encoded_words(&subject))),
+        false => Ok(HeaderValue::new(name, subject)),
+    }
+}
+
+/// A text as encoded words (RFC 2047), one in each line. They have no other characters than those of base64.
+fn encoded_words(text: &str) -> String {
+    let mut words = vec![String::new()];
+    for c in text.chars() {
+        match words.last_mut() {
+            Some(word) if word.len() + c.len_utf8() <= ENCODED_BYTES => word.push(c),
+            _ => words.push(c.into()),
+        }
+    }
+    let encoded = words.iter().map(|word| format!("=?utf-8?b?{}?=", STANDARD.encode(word)));
+    encoded.collect::<Vec<_>>().join("\r\n ")
+}
+
+/// Checks a header that is written as it is: a URL in angle brackets, or a word.
+fn plain_value(value: &str) -> Result<(), String> {
+    let inner = value.strip_prefix('<').and_then(|url| url.strip_suffix('>')).unwrap_or(value);
+    if inner.len() > WORD_BYTES {
+        return Err(format!("has {} bytes; at most {WORD_BYTES} are allowed", inner.len()));
+    }
+    match inner.chars().find(|c| !c.is_ascii_graphic() || matches!(c, '<' | '>')) {
+        Some(c) => {
+            Err(format!("holds {c:?}; letters, digits and signs of ASCII without spaces, '<' and '>' are allowed"))
+        }
+        None => Ok(()),
+    }
 }
 
 /// The subject, or the first line of the text if there is no subject.

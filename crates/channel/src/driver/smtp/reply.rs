@@ -59,6 +59,14 @@ impl Reply {
         self.lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ")
     }
 
+    /// Whether the text says that the server does not take mail of our sender. A recipient who refuses a sender says
+    /// nothing about other recipients.
+    fn is_about_sender(&self) -> bool {
+        const WORDS: [&str; 3] = ["sender address rejected", "sender rejected", "permissions to send as"];
+        let text = self.text().to_ascii_lowercase();
+        WORDS.iter().any(|words| text.contains(words)) && !text.contains("recipient")
+    }
+
     /// The enhanced status code (RFC 3463) at the beginning of the text, such as `5.1.1`.
     pub(super) fn enhanced(&self) -> Option<[u16; 3]> {
         let word = self.lines.first()?.split_whitespace().next()?;
@@ -121,6 +129,10 @@ pub(super) fn refusal(step: Step, reply: &Reply) -> (Outcome, ErrorClass) {
     let enhanced = reply.enhanced();
     match reply.code {
         400..=499 => (Outcome::deferred(code), temporary(step, reply.code, enhanced)),
+        // Many servers report a refused sender only at the recipient, or after the message.
+        500..=599 if enhanced.is_some_and(|[_, subject, _]| subject == 7) && reply.is_about_sender() => {
+            (Outcome::config(code), ErrorClass::Account)
+        }
         500..=599 => {
             let (because, class) = permanent(step, reply.code, enhanced);
             (Outcome::Rejected { code, because }, class)
@@ -135,6 +147,8 @@ pub(super) fn refusal(step: Step, reply: &Reply) -> (Outcome, ErrorClass) {
 fn temporary(step: Step, code: u16, enhanced: Option<[u16; 3]>) -> ErrorClass {
     match (code, enhanced) {
         (421, _) | (_, Some([_, 7, _])) if step != Step::Auth => ErrorClass::RateLimited,
+        // The sender, also where the server reports it at the recipient.
+        (_, Some([_, 1, 7 | 8])) => ErrorClass::Account,
         (_, Some([_, 1 | 2, _])) => ErrorClass::InvalidAddress,
         (_, Some([_, 4, _])) => ErrorClass::Network,
         _ if step == Step::Auth => ErrorClass::AuthFailed,
@@ -146,10 +160,12 @@ fn permanent(step: Step, code: u16, enhanced: Option<[u16; 3]>) -> (Because, Err
     let message = |class| (Because::Refused, class);
     let account = |class| (Because::Config, class);
     match (step, code, enhanced) {
-        (Step::Auth, ..) | (_, 530 | 535, _) => account(ErrorClass::AuthFailed),
+        (Step::Auth, ..) | (_, 530 | 534 | 535 | 538, _) => account(ErrorClass::AuthFailed),
         (Step::Greeting | Step::Ehlo | Step::StartTls | Step::Reset, ..) => account(ErrorClass::Config),
         // SPF, DKIM or DMARC of our domain failed: every message would be refused.
         (_, _, Some([_, 7, 20..=29])) => account(ErrorClass::Account),
+        // The sender, whatever the step.
+        (_, _, Some([_, 1, 7 | 8])) => account(ErrorClass::Account),
         (_, 552, None) | (_, _, Some([_, 3, 4] | [_, 2, 3] | [_, 6, _])) => message(ErrorClass::InvalidContent),
         (_, _, Some([_, 5, _])) | (_, 500..=503, None) => message(ErrorClass::Unknown),
         (Step::MailFrom, ..) => account(ErrorClass::Account),
@@ -229,6 +245,41 @@ mod tests {
             (Step::RcptTo, "550 no such user", "Refused", C::InvalidAddress),
             (Step::RcptTo, "554 5.7.1 relay access denied", "Refused", C::Forbidden),
             (Step::RcptTo, "552 5.2.2 mailbox full", "Refused", C::InvalidAddress),
+            (Step::RcptTo, "550 5.2.1 mailbox disabled", "Refused", C::InvalidAddress),
+            (Step::Accepted, "550 5.2.1 mailbox disabled", "Refused", C::InvalidAddress),
+            // x.1.7 and x.1.8 are always about the sender. Postfix reports them at the recipient.
+            (Step::RcptTo, "553 5.1.7 <desk>: Sender address rejected: bad syntax", "Config", C::Account),
+            (
+                Step::RcptTo,
+                "550 5.1.8 <desk@x.example>: Sender address rejected: Domain not found",
+                "Config",
+                C::Account,
+            ),
+            (Step::RcptTo, "450 4.1.8 <desk@x.example>: Sender address rejected", "deferred", C::Account),
+            (Step::MailFrom, "451 4.1.7 try later", "deferred", C::Account),
+            (Step::Accepted, "550 5.1.8 sender's system", "Config", C::Account),
+            (
+                Step::RcptTo,
+                "553 5.7.1 <desk@x.example>: Sender address rejected: not owned by user",
+                "Config",
+                C::Account,
+            ),
+            (
+                Step::Accepted,
+                "554 5.7.60 Client does not have permissions to send as this sender",
+                "Config",
+                C::Account,
+            ),
+            (Step::RcptTo, "550 5.7.1 Sender rejected by the recipient", "Refused", C::Forbidden),
+            (Step::RcptTo, "452 4.5.3 too many recipients", "deferred", C::ServerError),
+            (Step::Auth, "432 4.7.12 a password transition is needed", "deferred", C::AuthFailed),
+            (Step::Auth, "504 5.5.4 unrecognised mechanism", "Config", C::AuthFailed),
+            (Step::Auth, "534 5.7.9 mechanism is too weak", "Config", C::AuthFailed),
+            (Step::MailFrom, "534 5.7.9 mechanism is too weak", "Config", C::AuthFailed),
+            (Step::Auth, "538 5.7.11 encryption required", "Config", C::AuthFailed),
+            (Step::RcptTo, "538 5.7.11 encryption required", "Config", C::AuthFailed),
+            // The server refused the message before its end.
+            (Step::Content, "552 5.3.4 too big", "Refused", C::InvalidContent),
             (Step::Data, "503 5.5.1 out of order", "Refused", C::Unknown),
             (Step::Data, "250 ok", "deferred", C::ServerError),
             (Step::Accepted, "550 5.7.26 unauthenticated", "Config", C::Account),

@@ -68,6 +68,13 @@ impl DialledStream {
         Self { stream, is_tls, counter: Arc::default(), endpoint, tls }
     }
 
+    /// A stream over any other, for tests of protocols.
+    #[cfg(test)]
+    pub(crate) fn over(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, is_tls: bool) -> Self {
+        let (endpoint, tls) = (Endpoint::new("peer.example", 25).unwrap(), TlsClient::new(None).unwrap());
+        Self::new(Box::new(stream), is_tls, endpoint, Arc::new(tls))
+    }
+
     /// The counter of the written bytes. It stays valid after the stream was moved into another client.
     pub fn counter(&self) -> Arc<WriteCounter> {
         Arc::clone(&self.counter)
@@ -167,8 +174,7 @@ mod tests {
     }
 
     fn stream(works: bool, is_tls: bool) -> (DialledStream, Arc<WriteCounter>) {
-        let (endpoint, tls) = (Endpoint::new("peer.example", 25).unwrap(), TlsClient::new(None).unwrap());
-        let stream = DialledStream::new(Box::new(FakeSocket(works)), is_tls, endpoint, Arc::new(tls));
+        let stream = DialledStream::over(FakeSocket(works), is_tls);
         let counter = stream.counter();
         (stream, counter)
     }
