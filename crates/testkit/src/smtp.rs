@@ -16,9 +16,10 @@ use crate::background::Background;
 pub struct Heard {
     /// The number of the connection, starting at 1.
     pub connection: usize,
-    /// The line, without its end. `connect` when the connection was opened, `.` when the content of a message has ended.
+    /// The line, without its end. `connect` when the connection was opened, `.` when the content of a message has ended,
+    /// `amid` when its first line has come and the act was [`SmtpAct::HoldAmid`].
     pub line: String,
-    /// The bytes of the line with its end, exactly as they came. Empty for `connect` and `.`.
+    /// The bytes of the line with its end, exactly as they came. Empty for `connect`, `.` and `amid`.
     pub raw: Vec<u8>,
     /// How many lines with the same first word the server has heard before, on all connections.
     pub before: usize,
@@ -46,12 +47,15 @@ pub enum SmtpAct {
     Close,
     /// Says nothing until [`SmtpServer::release`], then does what a good server does.
     Hold,
+    /// For DATA: takes the first line of the content and no more, waits until [`SmtpServer::release`], and closes the
+    /// connection.
+    HoldAmid,
 }
 
 impl SmtpAct {
     /// Whether the server does, perhaps later, what a good server does.
     fn is_usual(&self) -> bool {
-        matches!(self, Self::Usual | Self::Hold)
+        matches!(self, Self::Usual | Self::Hold | Self::HoldAmid)
     }
 }
 
@@ -257,13 +261,20 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
         let Some(raw) = line(&mut stream).await? else { return Ok(None) };
         let line = String::from_utf8_lossy(&raw).trim_end_matches(['\r', '\n']).to_owned();
         let act = state.act(connection, &line, &raw);
-        let is_usual = act.is_usual();
+        let (is_usual, holds_amid) = (act.is_usual(), act == SmtpAct::HoldAmid);
         let usual = usual(state, &mut mail, &Heard { connection, line, raw, before: 0 }, is_usual);
         if !say(&mut stream, state, act, &usual).await? || usual.starts_with("221") {
             return Ok(None);
         }
         match usual.as_str() {
             "220 go ahead" if is_usual => return Ok(Some(stream)),
+            "354 go ahead" if holds_amid => {
+                // The line itself is of no interest.
+                let _ = self::line(&mut stream).await?;
+                state.act(connection, "amid", b"");
+                wait_for_release(state).await;
+                return Ok(None);
+            }
             "354 go ahead" if is_usual && !receive(&mut stream, connection, state, &mut mail).await? => {
                 return Ok(None);
             }
@@ -342,7 +353,7 @@ async fn say<S: AsyncRead + AsyncWrite + Unpin>(
     usual: &str,
 ) -> io::Result<bool> {
     let (bytes, goes_on) = match act {
-        SmtpAct::Usual => (format!("{usual}\r\n").into_bytes(), true),
+        SmtpAct::Usual | SmtpAct::HoldAmid => (format!("{usual}\r\n").into_bytes(), true),
         SmtpAct::Say(lines) => (format!("{lines}\r\n").into_bytes(), true),
         SmtpAct::SayRaw(bytes) => (bytes, true),
         SmtpAct::SayAndClose(lines) => (format!("{lines}\r\n").into_bytes(), false),

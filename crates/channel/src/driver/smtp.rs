@@ -301,8 +301,10 @@ impl Smtp {
                 let (outcome, class) = refusal(step, &reply);
                 let detail =
                     format!("the mail server refused {}: {} {}", step.name(), reply.code, clean(&reply.text()));
-                // A greylisted or busy mailbox says nothing about the mails to others. 421 is about the connection.
-                let only_delivery = step == Step::RcptTo && reply.code != 421;
+                // A greylisted or busy mailbox says nothing about the mails to others. 421 is about the connection, and
+                // a refused sender about all mails.
+                let is_of_recipient = step == Step::RcptTo && reply.code != 421;
+                let only_delivery = is_of_recipient && class != ErrorClass::Account;
                 Report { class: Some(class), only_delivery, ..Report::from(outcome).because(detail) }
             }
             Cause::Broken { code, detail } => {

@@ -1,5 +1,6 @@
 //! The SMTP driver against a scripted mail server, through the whole engine.
 
+use std::path::Path;
 use std::time::Duration;
 
 use postcommit::Timestamp;
@@ -36,6 +37,16 @@ fn refusing(verb: &'static str, reply: &'static str) -> impl Fn(&Heard) -> SmtpA
     move |heard| if heard.verb() == verb { SmtpAct::Say(reply.into()) } else { SmtpAct::Usual }
 }
 
+/// Compares the text with the file that is checked in; `UPDATE_GOLDEN=1` writes it.
+fn golden(name: &str, text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/smtp").join(name);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, text).unwrap();
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(text == expected, "the mail differs from {name}:\n{text}");
+}
+
 /// The end of the only lease.
 async fn lease_until(world: &World) -> Timestamp {
     world.sql("SELECT lease_until FROM postcommit.delivery_queue", vec![]).await[0].get(0).unwrap()
@@ -57,6 +68,28 @@ on_both! {
         }
         assert!(text.contains(&format!("Message-ID: <{id}_1@hotel.example>\r\n")), "{text}");
         assert!(text.ends_with("\r\n\r\nYour room is ready.\r\n.\r\nBye.\r\n"), "{text}");
+    }
+
+    async fn an_event_enqueued_by_sql_becomes_the_mail_of_the_golden_file(world) {
+        let server = mail(&world, |_| SmtpAct::Usual).await;
+        let template = json!({
+            "subject": "Booking {{bookingId}} – {{guestName}}",
+            "text": "Dear {{guestName}},\n\nsee you on {{arrival}}.\n.\nYour Hotel Sonne",
+            "html": "<p>Dear {{guestName}},</p>\n<p>see you on <b>{{arrival}}</b>.</p>",
+        });
+        world.write_template("confirmed", "email", template).await;
+        let payload = json!({"bookingId": 12345, "guestName": "Jürgen <Müller>", "arrival": "1 March"}).to_string();
+        let id = world.enqueue_raw("booking.confirmed", &payload).await;
+        // The date of the mail is the time of the enqueue.
+        let created = "UPDATE postcommit.notification SET created_at = $1 WHERE id = $2";
+        let time = Timestamp::from_micros(1_772_000_000_000_000);
+        assert_eq!(world.execute(created, vec![time.into(), id.into()]).await, 1);
+        world.pass().await;
+        assert_eq!(world.delivery(id).await.state, "sent");
+        let mail = server.mails().remove(0);
+        let text = String::from_utf8(mail.bytes()).unwrap();
+        assert_eq!(text.matches('\n').count(), text.matches("\r\n").count());
+        golden("booking.eml", &text.replace("\r\n", "\n").replace(&id.to_string(), "{notification}"));
     }
 
     async fn a_repeated_mail_has_the_same_bytes(world) {
@@ -81,6 +114,8 @@ on_both! {
     async fn every_refusal_has_its_consequence(world) {
         let table = [
             ("RCPT", "550 5.1.1 no such user", ("parked", Some("rejected"), "smtp_550", "invalid_address")),
+            ("RCPT", "550 5.1.8 Sender address rejected: Domain not found", ("parked", Some("config"), "smtp_550", "account")),
+            ("RCPT", "553 5.7.1 Sender address rejected: not owned by user", ("parked", Some("config"), "smtp_553", "account")),
             ("RCPT", "451 4.3.0 try later", ("retrying", None, "smtp_451", "server_error")),
             (".", "554 5.6.0 unreadable", ("parked", Some("rejected"), "smtp_554", "invalid_content")),
             ("MAIL", "530 5.7.0 sign in first", ("parked", Some("config"), "smtp_530", "auth_failed")),

@@ -55,6 +55,8 @@ pub struct Installation {
     folder: TempDir,
     batch: u32,
     lease_s: u32,
+    /// Further settings, by the names of their variables without `POSTCOMMIT_`.
+    more: Vec<(String, String)>,
 }
 
 enum Place {
@@ -80,7 +82,7 @@ impl Installation {
 
     fn prepared(place: Place, folder: TempDir, hooks: Hooks) -> Self {
         let lease_s = if hooks.by_rows { 2 } else { hooks.timeout_ms.div_ceil(1000) + 4 };
-        let this = Self { place, folder, batch: 500, lease_s };
+        let this = Self { place, folder, batch: 500, lease_s, more: vec![] };
         this.run(&["migrate"]);
         let (timeout, concurrency) = (hooks.timeout_ms.to_string(), hooks.concurrency.to_string());
         let create = ["providers", "create", "hooks", "--driver", "webhook", "--guarantee", hooks.guarantee.name()];
@@ -93,6 +95,12 @@ impl Installation {
     /// Limits how many rows are claimed together: small batches pass each crash point more often.
     pub fn in_batches_of(mut self, batch: u32) -> Self {
         self.batch = batch;
+        self
+    }
+
+    /// Adds a setting to all later commands, such as `EGRESS_CA_FILE`.
+    pub fn with(mut self, name: &str, value: &str) -> Self {
+        self.more.push((name.to_owned(), value.to_owned()));
         self
     }
 
@@ -128,6 +136,7 @@ impl Installation {
         ] {
             command.env(format!("POSTCOMMIT_{name}"), value);
         }
+        command.envs(self.more.iter().map(|(name, value)| (format!("POSTCOMMIT_{name}"), value)));
         command
     }
 

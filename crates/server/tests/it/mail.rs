@@ -1,17 +1,36 @@
 //! Mail by the real binary: killed at every step of the SMTP dialogue, and through a real mail server.
 
-use postcommit_testkit::{Child, Heard, Postfix, SmtpAct, SmtpServer, SmtpTls};
+use std::sync::Arc;
+
+use postcommit_testkit::{Child, Postfix, SmtpAct, SmtpServer, SmtpTls};
+use rustls::ServerConfig;
+use rustls::pki_types::PrivateKeyDer;
 use tokio::runtime::{Builder, Runtime};
+use tokio_rustls::TlsAcceptor;
 
 use crate::cli::Shell;
 use crate::crash::run_all;
 use crate::docs::snippet;
 use crate::installation::{Guarantee, Hooks, Installation, Kind};
 
-/// The steps at which the scripted server hears something. The last one is the final dot of the mail.
-const STEPS: [&str; 6] = ["CONNECT", "EHLO", "MAIL", "RCPT", "DATA", "."];
+/// The steps at which the scripted server lets the process wait: what it hears, and how often it heard that before. EHLO
+/// comes once more after STARTTLS. `AMID` is after the first line of the mail, and the last step is its final dot.
+const STEPS: [Step; 10] = [
+    ("CONNECT", 0),
+    ("EHLO", 0),
+    ("STARTTLS", 0),
+    ("EHLO", 1),
+    ("AUTH", 0),
+    ("MAIL", 0),
+    ("RCPT", 0),
+    ("DATA", 0),
+    ("AMID", 0),
+    (".", 0),
+];
 /// Lines that servers and clients have treated differently: dots, a long line, and letters outside of ASCII.
 const BODY: &str = "Grüße aus Köln\n.\n..\n.hidden\nFrom here on\n\n  indented  \n日本語 😀\n";
+
+type Step = (&'static str, usize);
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
@@ -22,57 +41,150 @@ fn port_of(port: u16) -> String {
 }
 
 /// Creates the provider `mail` for the server on this port of 127.0.0.1.
-fn create(port: u16) -> Vec<String> {
-    let words = ["providers", "create", "mail", "--driver", "smtp", "--set", "host=127.0.0.1", "--set", "tls=none"];
-    let more = ["--set", "from=Hotel Sonne <desk@hotel.example>", "--timeout-ms", "1000", "--set"];
-    words.iter().chain(&more).map(|word| (*word).to_owned()).chain([port_of(port)]).collect()
+fn create(port: u16, more: &[&str]) -> Vec<String> {
+    let words = ["providers", "create", "mail", "--driver", "smtp", "--set", "host=127.0.0.1"];
+    let from = ["--set", "from=Hotel Sonne <desk@hotel.example>", "--timeout-ms", "2000", "--set"];
+    words.iter().chain(more).chain(&from).map(|word| (*word).to_owned()).chain([port_of(port)]).collect()
 }
+
+const PLAIN: [&str; 2] = ["--set", "tls=none"];
 
 fn strs(words: &[String]) -> Vec<&str> {
     words.iter().map(String::as_str).collect()
 }
 
+/// An installation with a mail server that demands encryption and a sign-in, and lets the first process wait at a step.
+struct Desk {
+    installation: Installation,
+    server: SmtpServer,
+    step: Step,
+}
+
+impl Desk {
+    fn new(kind: Kind, guarantee: Guarantee, step: Step) -> Self {
+        let installation = Installation::new(kind, Hooks::of(guarantee));
+        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        let (ca, password) = (installation.path("ca.pem"), installation.path("password"));
+        std::fs::write(&ca, made.cert.pem()).unwrap();
+        std::fs::write(&password, "s3cret").unwrap();
+        let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
+        let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
+        let config = config.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
+        let config = config.with_single_cert(vec![made.cert.der().clone()], key).unwrap();
+        let tls = SmtpTls::Starttls(TlsAcceptor::from(Arc::new(config)));
+        let server = SmtpServer::start(tls, &["SIZE 1000000", "AUTH PLAIN"], move |heard| match step {
+            ("AMID", _) if heard.verb() == "DATA" && heard.before == 0 => SmtpAct::HoldAmid,
+            (verb, before) if heard.verb() == verb && heard.before == before => SmtpAct::Hold,
+            _ => SmtpAct::Usual,
+        });
+        let installation = installation.with("EGRESS_CA_FILE", ca.to_str().unwrap());
+        let secret = format!("password=@{}", password.display());
+        let more = ["--set", "tls=starttls", "--set", "username=desk", "--secret", &secret];
+        let more = [&more[..], &["--guarantee", guarantee.name()]].concat();
+        installation.run(&strs(&create(server.addr().port(), &more)));
+        Self { installation, server, step }
+    }
+
+    fn enqueue(&self) -> String {
+        let words =
+            ["enqueue", "booking.confirmed", "--to", "email:guest@guest.example", "--title", "Grüße", "--body", BODY];
+        self.installation.run(&words).trim().to_owned()
+    }
+
+    /// Kills the process while the server lets it wait.
+    fn kill(&self, doomed: &Child) {
+        let (verb, before) = self.step;
+        runtime().block_on(self.server.wait_until_heard(verb, before + 1));
+        doomed.kill9();
+    }
+
+    /// Another process finishes the work.
+    fn finish(&self) {
+        let healthy = self.installation.serve();
+        self.installation.wait_until_quiet();
+        healthy.term();
+        healthy.wait();
+    }
+}
+
 #[test]
 fn a_mail_killed_at_every_step_of_the_dialogue_on_postgresql_arrives_with_the_same_bytes() {
-    run_all(&STEPS, |step| kill_at(Kind::Postgres, step));
+    run_all(&STEPS, |step| kill_at(Kind::Postgres, *step));
 }
 
 #[test]
 fn a_mail_killed_at_every_step_of_the_dialogue_on_sqlite_arrives_with_the_same_bytes() {
-    run_all(&STEPS, |step| kill_at(Kind::Sqlite, step));
+    run_all(&STEPS, |step| kill_at(Kind::Sqlite, *step));
 }
 
-/// Kills the process while the mail server lets it wait for the answer to this step. Another process finishes the work.
-fn kill_at(kind: Kind, step: &'static str) {
-    let installation = Installation::new(kind, Hooks::of(Guarantee::AtLeastOnce));
-    let hold = move |heard: &Heard| match heard.verb() == step && heard.before == 0 {
-        true => SmtpAct::Hold,
-        false => SmtpAct::Usual,
-    };
-    let server = SmtpServer::start(SmtpTls::None, &["SIZE 1000000"], hold);
-    installation.run(&strs(&create(server.addr().port())));
-    let words =
-        ["enqueue", "booking.confirmed", "--to", "email:guest@guest.example", "--title", "Grüße", "--body", BODY];
-    let id = installation.run(&words).trim().to_owned();
-    let doomed = installation.serve();
-    runtime().block_on(server.wait_until_heard(step, 1));
-    doomed.kill9();
-    let healthy = installation.serve();
-    installation.wait_until_quiet();
-    healthy.term();
-    healthy.wait();
-    check(&installation, &server, step, &id);
-}
-
-fn check(installation: &Installation, server: &SmtpServer, step: &str, id: &str) {
-    let (contents, mails) = (server.contents(), server.mails());
+fn kill_at(kind: Kind, step: Step) {
+    let desk = Desk::new(kind, Guarantee::AtLeastOnce, step);
+    let id = desk.enqueue();
+    desk.kill(&desk.installation.serve());
+    desk.finish();
+    let (contents, mails) = (desk.server.contents(), desk.server.mails());
     // The first server heard the final dot and did not answer, so it may have taken the mail: the bytes went out twice.
-    assert_eq!((contents.len(), mails.len()), (if step == "." { 2 } else { 1 }, 1), "{step}: {:#?}", server.heard());
-    assert!(contents.iter().all(|content| *content == mails[0].wire), "{step}");
+    let expected = (if step.0 == "." { 2 } else { 1 }, 1);
+    assert_eq!((contents.len(), mails.len()), expected, "{step:?}: {:#?}", desk.server.heard());
+    assert!(contents.iter().all(|content| *content == mails[0].wire), "{step:?}");
+    assert!(mails[0].is_encrypted && mails[0].credentials.is_some(), "{step:?}");
     let text = String::from_utf8(mails[0].bytes()).unwrap();
-    assert!(text.contains(&format!("\r\nMessage-ID: <{id}_1@hotel.example>\r\n")), "{step}: {text}");
-    let ended = installation.rows("SELECT state, attempts FROM postcommit.delivery_ledger");
-    assert_eq!(ended, [["sent".to_owned(), "2".to_owned()].to_vec()], "{step}");
+    assert!(text.contains(&format!("\r\nMessage-ID: <{id}_1@hotel.example>\r\n")), "{step:?}: {text}");
+    let ended = desk.installation.rows("SELECT state, attempts FROM postcommit.delivery_ledger");
+    assert_eq!(ended, [["sent".to_owned(), "2".to_owned()].to_vec()], "{step:?}");
+}
+
+#[test]
+fn a_process_killed_on_a_connection_that_it_uses_again_loses_and_repeats_nothing() {
+    run_all(&[Kind::Postgres, Kind::Sqlite], |kind| {
+        let desk = Desk::new(*kind, Guarantee::AtLeastOnce, ("RSET", 0));
+        let doomed = desk.installation.serve();
+        let first = desk.enqueue();
+        runtime().block_on(desk.server.wait_for(1));
+        let second = desk.enqueue();
+        desk.kill(&doomed);
+        desk.finish();
+        let texts: Vec<String> =
+            desk.server.mails().iter().map(|mail| String::from_utf8(mail.bytes()).unwrap()).collect();
+        assert_eq!((texts.len(), desk.server.contents().len()), (2, 2), "{kind:?}: {:#?}", desk.server.heard());
+        for (text, id) in texts.iter().zip([first, second]) {
+            assert!(text.contains(&format!("\r\nMessage-ID: <{id}_1@hotel.example>\r\n")), "{kind:?}: {text}");
+        }
+    });
+}
+
+/// The killed process may have sent the mail, and nobody knows.
+#[test]
+fn a_mail_that_may_be_sent_at_most_once_is_not_sent_again_after_a_kill() {
+    let cases = [Kind::Postgres, Kind::Sqlite].map(|kind| [(kind, ("RCPT", 0)), (kind, ("AMID", 0)), (kind, (".", 0))]);
+    run_all(&cases.concat(), |(kind, step)| {
+        let desk = Desk::new(*kind, Guarantee::AtMostOnce, *step);
+        desk.enqueue();
+        desk.kill(&desk.installation.serve());
+        desk.finish();
+        let contents = usize::from(step.0 == ".");
+        assert_eq!(desk.server.contents().len(), contents, "{kind:?} {step:?}: {:#?}", desk.server.heard());
+        assert_eq!((desk.server.mails().len(), desk.server.count("CONNECT")), (0, 1), "{kind:?} {step:?}");
+        let ended = desk.installation.rows("SELECT state, reason, attempts FROM postcommit.delivery_ledger");
+        assert_eq!(ended, [["parked", "outcome_unknown", "1"].map(str::to_owned).to_vec()], "{kind:?} {step:?}");
+    });
+}
+
+#[test]
+fn a_real_mail_server_gets_the_same_bytes_after_a_kill() {
+    let installation = Installation::new(Kind::Postgres, Hooks::of(Guarantee::AtLeastOnce));
+    let server = SmtpServer::start(SmtpTls::None, &[], |heard| match heard.verb().as_str() {
+        "." => SmtpAct::Hold,
+        _ => SmtpAct::Usual,
+    });
+    installation.run(&strs(&create(server.addr().port(), &PLAIN)));
+    let desk = Desk { installation, server, step: (".", 0) };
+    desk.enqueue();
+    desk.kill(&desk.installation.serve());
+    let postfix = Postfix::start();
+    desk.installation.run(&["providers", "update", "mail", "--set", &port_of(postfix.addr().port())]);
+    desk.finish();
+    assert_eq!(own_part(&postfix.wait_for(1)[0]), unstuffed(&desk.server.contents()[0]));
 }
 
 #[test]
@@ -93,7 +205,7 @@ fn through_postfix(kind: Kind) {
     });
     let shell = Shell::empty_on(kind).with("POSTCOMMIT_EGRESS_ALLOW", "127.0.0.0/8");
     shell.run(&["migrate"]).ends(0);
-    shell.run(&strs(&create(silent.addr().port()))).ends(0);
+    shell.run(&strs(&create(silent.addr().port(), &PLAIN))).ends(0);
     let key = format!("dkim_key=@{}/../channel/tests/keys/rsa.pem", env!("CARGO_MANIFEST_DIR"));
     shell.run(&["providers", "update", "mail", "--set", "dkim_selector=mail", "--secret", &key]).ends(0);
     let to = ["enqueue", "booking.confirmed", "--to", "email:guest@guest.example", "--title", "Grüße", "--body", BODY];
