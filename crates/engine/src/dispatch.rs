@@ -75,7 +75,7 @@ pub use jobs::run_once as run_job_once;
 pub use pass::PassOutcome;
 pub use settings::DispatchSettings;
 pub use settler::Tally;
-pub use trial::{Trial, try_provider};
+pub use trial::{Trial, TrialContent, try_provider};
 
 use crate::FastMap;
 use crate::db::DbError;

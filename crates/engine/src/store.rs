@@ -99,7 +99,7 @@ pub use templates::{
 };
 pub use tenants::{MAX_WEIGHT, REASON_CHARS, TenantError, TenantRow};
 pub use unreadable::Unreadable;
-pub use users::{UserAddress, UserChange, UserDraft, UserFilter, UserRow, check_user_id};
+pub use users::{USERS_EXAMINED, UserAddress, UserChange, UserDraft, UserFilter, UserRow, UsersFound, check_user_id};
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

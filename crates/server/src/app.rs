@@ -20,6 +20,7 @@ use rustix::system::uname;
 
 use crate::auth::Auth;
 use crate::output::{Exit, Failure};
+use crate::previews::Previews;
 use crate::settings::{InboxSettings, Settings, UiSettings};
 use crate::tally::Tallies;
 use crate::telemetry::say;
@@ -39,6 +40,8 @@ pub struct App {
     pub ui: UiSettings,
     /// The counts that pages show.
     pub tallies: Tallies,
+    /// The mails that people preview.
+    pub previews: Previews,
     /// The URL of this server for browsers, without a slash at its end.
     pub base_url: String,
     /// A delivery that was first due longer ago than this counts as stuck.
@@ -60,6 +63,7 @@ impl App {
             inbox: settings.inbox.clone(),
             ui: settings.ui.clone(),
             tallies: Tallies::default(),
+            previews: Previews::default(),
             base_url: settings.api.base_url(&settings.server.url()),
             stuck_after: settings.kpi.stuck_after(),
         }

@@ -27,6 +27,7 @@ mod hosts;
 pub mod html;
 mod notifications;
 pub mod output;
+mod previews;
 mod problem;
 mod providers;
 mod rate;

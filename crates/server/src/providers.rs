@@ -11,7 +11,7 @@ use postcommit_channel::model::{
 };
 use postcommit_channel::secret::{KeySource, Keyring, Secret, SecretError, Secrets};
 use postcommit_engine::db::DbError;
-use postcommit_engine::dispatch::{Tools, try_provider};
+use postcommit_engine::dispatch::{Tools, TrialContent, try_provider};
 use postcommit_engine::store::{AuditEntry, Sealed, SealedWith, Store, masked};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -411,8 +411,7 @@ pub struct TestResult {
     pub latency_ms: u64,
 }
 
-/// Sends a test message immediately, without the queue, and writes the result to the audit log. `store` knows the
-/// actor.
+/// Sends a test message with this text as [`test_with`] does.
 pub async fn test(
     tools: &Tools,
     store: &Store,
@@ -422,12 +421,6 @@ pub async fn test(
     text: &str,
     data: Option<&Value>,
 ) -> Result<TestResult, ProviderError> {
-    if driver::destination(&provider.driver) == Destination::Inbox {
-        return Err(ProviderError::InApp);
-    }
-    Recipient::at(&provider.name, address)
-        .check()
-        .map_err(|problem| ProviderError::Field(format!("address: {problem}")))?;
     if text.len() > TEST_TEXT_BYTES || text.contains('\0') {
         let problem = format!("text: has {} bytes; at most {TEST_TEXT_BYTES} are allowed, and no NUL", text.len());
         return Err(ProviderError::Field(problem));
@@ -435,8 +428,29 @@ pub async fn test(
     if data.is_some_and(|data| data.to_string().len() > TEST_DATA_BYTES) {
         return Err(ProviderError::Field(format!("data: has more than {TEST_DATA_BYTES} bytes as JSON")));
     }
+    let (subject, text) = (Some("Test".to_owned()), Some(text.to_owned()));
+    let content = TrialContent { subject, text, html: None, data: data.cloned() };
+    test_with(tools, store, provider, tenant_name, address, &content).await
+}
+
+/// Sends a test message immediately, without the queue, and writes the result to the audit log. `store` knows the
+/// actor.
+pub async fn test_with(
+    tools: &Tools,
+    store: &Store,
+    provider: &Provider,
+    tenant_name: &str,
+    address: &str,
+    content: &TrialContent,
+) -> Result<TestResult, ProviderError> {
+    if driver::destination(&provider.driver) == Destination::Inbox {
+        return Err(ProviderError::InApp);
+    }
+    Recipient::at(&provider.name, address)
+        .check()
+        .map_err(|problem| ProviderError::Field(format!("address: {problem}")))?;
     let trial =
-        try_provider(tools, provider, tenant_name, address, text, data).await.map_err(ProviderError::Untestable)?;
+        try_provider(tools, provider, tenant_name, address, content).await.map_err(ProviderError::Untestable)?;
     let (error_class, captured) = (trial.report.class().map(ErrorClass::name), trial.report.captured);
     let (outcome, evidence) = (trial.report.outcome, trial.report.evidence);
     let result = TestResult {

@@ -8,7 +8,7 @@ use axum::http::header;
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::auth::csrf;
 use crate::problem::{Problem, ProblemKind};
@@ -34,6 +34,24 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
 
 /// PostgreSQL cannot store NUL in text. SQLite could, but both databases must refuse the same requests.
 const NUL: &str = "must not contain a NUL character; remove it";
+
+/// Parses a JSON object that was typed into the field `name` of a form.
+pub fn typed_object(name: &str, text: &str) -> Result<Map<String, Value>, Problem> {
+    let read = serde_json::from_str::<Value>(text).map_err(|problem| {
+        let said = format!("line {}, column {}: {}", problem.line(), problem.column(), without_place(&problem));
+        Problem::invalid(name, format!("{said}; type a JSON object such as {{\"guestName\": \"Ada\"}}"))
+    })?;
+    match (holds_nul(text.as_bytes()), read) {
+        (Some(_), _) => Err(Problem::invalid(name, NUL)),
+        (None, Value::Object(fields)) => Ok(fields),
+        (None, _) => Err(Problem::invalid(name, "is not a JSON object; begin with { and end with }")),
+    }
+}
+
+/// Refuses a parameter of a page's address with a NUL.
+pub fn holds_no_nul(name: &str, value: &str) -> Result<(), Problem> {
+    if value.contains('\0') { Err(Problem::invalid(name, NUL)) } else { Ok(()) }
+}
 
 /// The first field of a JSON document that has a NUL in its value or its name.
 fn holds_nul(json: &[u8]) -> Option<String> {
@@ -148,6 +166,9 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Form<T> {
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
         let bytes = Bytes::from_request(request, state).await?;
         let pairs = form_urlencoded::parse(&bytes).filter(|(name, _)| name != csrf::FIELD);
+        if let Some((name, _)) = pairs.clone().find(|(_, value)| value.contains('\0')) {
+            return Err(Problem::invalid(name, NUL));
+        }
         let text = form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish();
         let pairs = serde_urlencoded::Deserializer::new(form_urlencoded::parse(text.as_bytes()));
         T::deserialize(pairs).map(Self).map_err(|problem| located(".", problem.to_string()))

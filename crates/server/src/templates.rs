@@ -305,7 +305,8 @@ impl Templates<'_> {
         Ok(Some(held.chain(placeholders.iter().map(|name| flat_name(name))).collect()))
     }
 
-    async fn waiting(&self, draft: &TemplateDraft) -> Result<Waiting, EditError> {
+    /// The notifications of the template's event type that are not expanded yet.
+    pub async fn waiting(&self, draft: &TemplateDraft) -> Result<Waiting, EditError> {
         Ok(self.store.waiting_of_types(self.tenant, std::slice::from_ref(&draft.event_type)).await?)
     }
 }

@@ -13,11 +13,17 @@ mod confirm;
 mod frame;
 mod jobs;
 mod login;
+mod member_lists;
 mod notification;
 mod notifications;
 mod overview;
 mod parked;
+mod query;
+mod suppressions;
+mod templates;
+mod typed;
 mod unsubscribe;
+mod users;
 mod words;
 
 use axum::Router;
@@ -82,7 +88,7 @@ impl Page {
 
 /// The page table.
 pub fn pages() -> Vec<Page> {
-    use Scope::{Operate, Read};
+    use Scope::{Edit, Operate, Read};
     vec![
         Page::shows("/", Read, get(overview::page)).listed(Group::Watch, "Overview"),
         Page::shows("/notifications", Read, get(notifications::list)).listed(Group::Watch, "Notifications"),
@@ -95,6 +101,33 @@ pub fn pages() -> Vec<Page> {
         Page::changes("/deliveries/discard", Operate, post(acts::discard)),
         Page::changes("/deliveries/mark-delivered", Operate, post(notification::acts::mark_delivered)),
         Page::shows("/parked", Read, get(parked::page)).listed(Group::Watch, "Parked"),
+        Page::shows("/templates", Read, get(templates::list)).listed(Group::Say, "Templates"),
+        Page::changes("/templates", Edit, post(templates::editor::create)),
+        Page::shows("/templates/{id}", Read, get(templates::editor::page)),
+        Page::shows("/templates/{id}/mail", Read, get(templates::editor::mail)),
+        Page::shows("/templates/{id}/versions", Read, get(templates::versions::page)),
+        Page::changes("/templates/{id}", Edit, post(templates::editor::save)),
+        Page::changes("/templates/{id}/test", Operate, post(templates::trial::send)),
+        Page::changes("/templates/{id}/roll-back", Edit, post(templates::versions::roll_back)),
+        Page::changes("/templates/{id}/activate", Edit, post(templates::versions::activate)),
+        Page::changes("/templates/{id}/deactivate", Edit, post(templates::versions::deactivate)),
+        Page::changes("/templates/{id}/delete", Edit, post(templates::versions::delete)),
+        Page::shows("/users", Read, get(users::list)).listed(Group::Whom, "Users"),
+        Page::changes("/users", Edit, post(users::acts::create)),
+        Page::shows("/users/{id}", Read, get(users::one::page)),
+        Page::changes("/users/{id}", Edit, post(users::acts::save)),
+        Page::changes("/users/{id}/address", Edit, post(users::acts::address)),
+        Page::changes("/users/{id}/preferences", Edit, post(users::acts::preference)),
+        Page::changes("/users/{id}/delete", Edit, post(users::acts::delete)),
+        Page::shows("/lists", Read, get(member_lists::list)).listed(Group::Whom, "Lists"),
+        Page::changes("/lists", Edit, post(member_lists::create)),
+        Page::shows("/lists/{name}", Read, get(member_lists::page)),
+        Page::changes("/lists/{name}", Edit, post(member_lists::save)),
+        Page::changes("/lists/{name}/members", Edit, post(member_lists::members)),
+        Page::changes("/lists/{name}/delete", Edit, post(member_lists::delete)),
+        Page::shows("/suppressions", Read, get(suppressions::list)).listed(Group::Whom, "Suppressions"),
+        Page::changes("/suppressions", Edit, post(suppressions::add)),
+        Page::changes("/suppressions/remove", Edit, post(suppressions::remove)),
         Page::shows("/jobs", Read, get(jobs::list)).listed(Group::Run, "Jobs"),
         Page::shows("/jobs/{id}", Read, get(jobs::page)),
         Page::changes("/jobs/{id}/cancel", Operate, post(jobs::cancel)),

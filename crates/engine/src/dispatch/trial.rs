@@ -6,7 +6,7 @@ use std::time::Duration;
 use postcommit_channel::clock;
 use postcommit_channel::driver::{self, Message, RawEvent};
 use postcommit_channel::model::{DeliveryKey, Facts, Provider, Report, StoredNotification};
-use postcommit_channel::render::render;
+use postcommit_channel::render::{Content, render};
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 use uuid::Uuid;
@@ -26,24 +26,37 @@ pub struct Trial {
     pub latency: Duration,
 }
 
+/// The content of a test message.
+#[derive(Debug, Default)]
+pub struct TrialContent {
+    /// The subject or heading.
+    pub subject: Option<String>,
+    /// The message as plain text.
+    pub text: Option<String>,
+    /// The message as HTML.
+    pub html: Option<String>,
+    /// Additional fields for the channel.
+    pub data: Option<serde_json::Value>,
+}
+
 /// Sends a test message to an address. Its event type is `postcommit.test`.
 pub async fn try_provider(
     tools: &Tools,
     provider: &Provider,
     tenant_name: &str,
     address: &str,
-    text: &str,
-    data: Option<&serde_json::Value>,
+    test: &TrialContent,
 ) -> Result<Trial, String> {
     let secrets = open_secrets(tools, provider).map_err(|e| e.to_string())?;
     let driver = driver::of_provider(provider, &secrets, &tools.egress, &tools.capture_fail_on)?;
-    let mut note = test_note(provider, tenant_name, address, text);
-    note.data = data.and_then(|data| to_raw_value(&json!({ provider.channel.as_str(): data })).ok());
+    let mut note = test_note(provider, tenant_name, address);
+    (note.title, note.body) = (test.subject.clone(), test.text.clone());
+    note.data = test.data.as_ref().and_then(|data| to_raw_value(&json!({ provider.channel.as_str(): data })).ok());
     let key = DeliveryKey { tenant: provider.tenant, notification: note.id, n: 1 };
     let channel = if provider.channel == "*" { "any" } else { &provider.channel };
     let facts = Facts::new(channel, address);
     let message = Message {
-        content: render(&note, &facts),
+        content: Content { html: test.html.clone(), ..render(&note, &facts) },
         raw_event: RawEvent::from(&note),
         key,
         channel,
@@ -58,7 +71,7 @@ pub async fn try_provider(
     Ok(Trial { report, request, latency: began.elapsed() })
 }
 
-fn test_note(provider: &Provider, tenant_name: &str, address: &str, text: &str) -> StoredNotification {
+fn test_note(provider: &Provider, tenant_name: &str, address: &str) -> StoredNotification {
     let (id, now) = (Uuid::now_v7(), clock::now());
     StoredNotification {
         tenant: provider.tenant,
@@ -72,8 +85,8 @@ fn test_note(provider: &Provider, tenant_name: &str, address: &str, text: &str) 
         payload: RawValue::NULL.to_owned().into(),
         recipients: json!([{"provider": provider.name, "address": address}]),
         channels: Vec::new(),
-        title: Some("Test".into()),
-        body: Some(text.to_owned()),
+        title: None,
+        body: None,
         action_url: None,
         data: None,
         priority: 5,

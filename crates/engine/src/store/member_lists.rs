@@ -361,6 +361,42 @@ impl Store {
         Ok(legible("members", self.db.query(&sql, parameters).await?.iter().map(member)))
     }
 
+    /// Returns the names of the lists that a user is in, not counting lists around them.
+    pub async fn lists_of_user(&self, tenant: i32, user: &str, limit: i64) -> Result<Vec<String>, DbError> {
+        if user.contains('\0') {
+            return Ok(vec![]);
+        }
+        let sql = "SELECT DISTINCT list FROM postcommit.list_member
+            WHERE tenant = $1 AND kind = 'user' AND member = $2
+            ORDER BY list LIMIT $3";
+        let rows = self.db.query(sql, vec![tenant.into(), user.into(), limit.into()]).await?;
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+
+    /// Counts the own members of each of these lists, at most up to `most`.
+    pub async fn list_sizes(&self, lists: &[ListRow], most: i64) -> Result<Vec<i64>, DbError> {
+        let given = match self.db.kind() {
+            "postgres" => "jsonb_to_recordset($1::jsonb) AS g (place int, tenant int, name text)",
+            _ => {
+                "(SELECT value ->> 'place' AS place, value ->> 'tenant' AS tenant, value ->> 'name' AS name
+                   FROM json_each($1)) AS g"
+            }
+        };
+        let sql = format!(
+            "SELECT (SELECT count(*) FROM (SELECT 1
+                 FROM postcommit.list_member m
+                 WHERE m.tenant = g.tenant AND m.list = g.name
+                 LIMIT $2) counted)
+             FROM {given}
+             ORDER BY g.place"
+        );
+        let row =
+            |(place, list): (usize, &ListRow)| json!({"place": place, "tenant": list.tenant_id, "name": list.name});
+        let given: Json = lists.iter().enumerate().map(row).collect();
+        let rows = self.db.query(&sql, vec![given.into(), most.into()]).await?;
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+
     /// Counts a list's own members.
     pub async fn member_count(&self, tenant: i32, name: &str) -> Result<i64, DbError> {
         let sql = "SELECT count(*) FROM postcommit.list_member WHERE tenant = $1 AND list = $2";

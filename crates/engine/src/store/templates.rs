@@ -101,6 +101,9 @@ pub struct TemplateFilter {
     pub active: Option<bool>,
     /// Only templates that use this layout or partial.
     pub layout: Option<String>,
+    /// Only templates with this text in their id, their event type, or a part of their current version. Case makes no
+    /// difference in ASCII letters.
+    pub words: Option<String>,
     /// The tenant's number and the id of the last template on the previous page.
     pub after: Option<TemplatePosition>,
     /// The maximum number of rows to return.
@@ -143,6 +146,9 @@ impl Store {
                    WHERE v.tenant = t.tenant AND v.template = t.id AND v.version = t.version AND {uses})"
             ));
         }
+        if let Some(words) = &filter.words {
+            sql.push_str(&self.contains_words(words, &mut parameters));
+        }
         let id = self.bytewise("t.id");
         if let Some(TemplatePosition(tenant, last)) = &filter.after {
             let (tenant, last) = (parameters.add(*tenant), parameters.add(last.as_str()));
@@ -150,6 +156,22 @@ impl Store {
         }
         sql.push_str(&format!(" ORDER BY t.tenant, {id} LIMIT {}", parameters.add(filter.limit)));
         Ok(legible("templates", self.db.query_once(&sql, parameters.0).await?.iter().map(listed)))
+    }
+
+    fn contains_words(&self, words: &str, parameters: &mut SqlParameters) -> String {
+        let words = parameters.add(words.to_lowercase());
+        let found = match self.db.kind() {
+            "postgres" => "strpos",
+            _ => "instr",
+        };
+        format!(
+            " AND ({found}(lower(t.id || ' ' || t.event_type), {words}) > 0 OR EXISTS (
+               SELECT 1
+               FROM postcommit.template_version v
+               WHERE v.tenant = t.tenant AND v.template = t.id AND v.version = t.version
+                 AND {found}(lower(coalesce(v.subject, '') || ' ' || coalesce(v.text, '') || ' ' ||
+                   coalesce(v.html, '')), {words}) > 0))"
+        )
     }
 
     /// Returns the SQL that sorts names by bytes, so that both databases have the same order regardless of their

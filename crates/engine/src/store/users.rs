@@ -3,13 +3,14 @@
 use std::collections::HashSet;
 
 use postcommit::{Recipient, Timestamp, check, limits};
-use postcommit_channel::model::{ADDRESS_KINDS, QuietHours, address};
+use postcommit_channel::model::{ADDRESS_KINDS, QuietHours, address, comparable};
 use postcommit_channel::template::check_time_zone;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
 use crate::db::{DbError, Row, Statement, Value};
 use crate::store::edit::{EditError, Subject, TRIES, field, language, text};
+use crate::store::lists::keyset::SqlParameters;
 use crate::store::unreadable::{Reader, legible};
 use crate::store::{AuditEntry, Store};
 
@@ -192,6 +193,17 @@ fn time_zone(name: &str, zone: Option<&str>) -> Result<(), EditError> {
     check_time_zone(zone).map_err(|problem| EditError::Refused(format!("{name}: {problem}")))
 }
 
+/// How many users a search looks at for one page. The next page goes on from there.
+pub const USERS_EXAMINED: i64 = 10_000;
+
+/// A page of a search for users.
+#[derive(Debug, Clone, PartialEq)]
+pub struct UsersFound {
+    pub rows: Vec<UserRow>,
+    /// The tenant's number and the id after which the search goes on. `None` if it is complete.
+    pub more: Option<(i32, String)>,
+}
+
 /// The filter for a list of users, ordered by tenant and id.
 #[derive(Debug, Clone, Default)]
 pub struct UserFilter {
@@ -359,6 +371,50 @@ impl Store {
         }
         sql.push_str(" ORDER BY u.tenant, u.id LIMIT $1");
         Ok(legible("users", self.db.query(&sql, parameters).await?.iter().map(listed)))
+    }
+
+    /// Searches users whose id or name contains the text, or one of whose addresses is the text. Case makes no
+    /// difference in ASCII letters. The filter's limit is that of the page, and at most [`USERS_EXAMINED`] users are
+    /// examined for it.
+    pub async fn search_users(&self, filter: &UserFilter, text: &str) -> Result<UsersFound, DbError> {
+        let (mut examined, mut parameters) = (String::new(), SqlParameters::default());
+        if let Some(tenant) = filter.tenant {
+            examined.push_str(&format!(" AND tenant = {}", parameters.add(tenant)));
+        }
+        if let Some((tenant, id)) = &filter.after {
+            let (tenant, id) = (parameters.add(*tenant), parameters.add(id.as_str()));
+            examined.push_str(&format!(" AND (tenant, id) > ({tenant}, {id})"));
+        }
+        let examined =
+            format!("SELECT tenant, id FROM postcommit.user_profile WHERE 1 = 1{examined} ORDER BY tenant, id");
+        let of_last = parameters.0.clone();
+        let (words, to) = (parameters.add(text.to_lowercase()), parameters.add(comparable(text).as_ref()));
+        let most = parameters.add(filter.limit + 1);
+        let found = match self.db.kind() {
+            "postgres" => "strpos",
+            _ => "instr",
+        };
+        // Addresses are kept as they were given, so that mail addresses are compared in lower case.
+        let sql = format!(
+            "{} WHERE (u.tenant, u.id) IN (SELECT x.tenant, x.id FROM ({examined} LIMIT {USERS_EXAMINED}) x)
+               AND ({found}(lower(u.id), {words}) > 0 OR {found}(lower(coalesce(u.name, '')), {words}) > 0
+                 OR EXISTS (SELECT 1
+                   FROM postcommit.user_address a
+                   WHERE a.tenant = u.tenant AND a.user_id = u.id AND (a.address = {to} OR lower(a.address) = {words})))
+             ORDER BY u.tenant, u.id LIMIT {most}",
+            self.select_users()
+        );
+        let mut rows = legible("users", self.db.query_once(&sql, parameters.0).await?.iter().map(listed));
+        let page = usize::try_from(filter.limit).unwrap_or(usize::MAX);
+        if rows.len() > page {
+            rows.truncate(page);
+            let more = rows.last().map(|row| (row.tenant_id, row.id.clone()));
+            return Ok(UsersFound { rows, more });
+        }
+        let sql = format!("{examined} LIMIT 2 OFFSET {}", USERS_EXAMINED - 1);
+        let last = self.db.query_once(&sql, of_last).await?;
+        let more = last.first().filter(|_| last.len() > 1).map(|row| Ok::<_, DbError>((row.get(0)?, row.get(1)?)));
+        Ok(UsersFound { rows, more: more.transpose()? })
     }
 
     fn select_users(&self) -> String {

@@ -33,6 +33,20 @@ async fn flat(world: &World, list: &str) -> Vec<String> {
 }
 
 on_both! {
+    async fn lists_tell_their_sizes_and_who_is_in_them(world) {
+        lists(&world, &["a", "b", "c"]).await;
+        add(&world, "b", &[member("user", "42"), member("email", "x@example.com"), member("user", "7")]).await.unwrap();
+        add(&world, "c", &[member("user", "42"), member("list", "b")]).await.unwrap();
+        let filter = ListFilter { tenant: Some(world.tenant), after: None, limit: 10 };
+        let rows = world.store.member_list_rows(&filter).await.unwrap();
+        assert_eq!(world.store.list_sizes(&rows, 100).await.unwrap(), [0, 3, 2]);
+        assert_eq!(world.store.list_sizes(&rows, 2).await.unwrap(), [0, 2, 2], "no more are counted");
+        assert_eq!(world.store.list_sizes(&[], 2).await.unwrap(), Vec::<i64>::new());
+        assert_eq!(world.store.lists_of_user(world.tenant, "42", 10).await.unwrap(), ["b", "c"]);
+        assert_eq!(world.store.lists_of_user(world.tenant, "42", 1).await.unwrap(), ["b"]);
+        assert_eq!(world.store.lists_of_user(world.tenant, "x@example.com", 10).await.unwrap(), Vec::<String>::new());
+    }
+
     async fn e4_a_list_is_created_changed_and_deleted(world) {
         let made = world.store.create_list(world.tenant, "staff", Some("Night shift")).await.unwrap();
         assert_eq!((made.name.as_str(), made.description.as_deref(), made.revision), ("staff", Some("Night shift"), 1));

@@ -179,6 +179,10 @@ on_both! {
         assert_eq!(world.ids(TemplateFilter { scope_type: Some("listing".into()), scope_id: Some("10".into()), ..all() }).await, ["B-scoped"]);
         assert_eq!(world.ids(TemplateFilter { layout: Some("foot".into()), ..all() }).await, ["B-scoped"]);
         assert_eq!(world.ids(TemplateFilter { event_type: Some("other".into()), ..all() }).await, Vec::<String>::new());
+        for (words, ids) in [("SCOPED", vec!["B-scoped"]), ("t3", vec!["t3"]), ("%", vec![]), ("words of nobody", vec![])] {
+            assert_eq!(world.ids(TemplateFilter { words: Some(words.into()), ..all() }).await, ids, "{words}");
+        }
+        assert_eq!(world.ids(TemplateFilter { words: Some("X".into()), ..all() }).await.len(), 8, "by the text of the current version");
         // The pages cover all tenants, ordered by tenant and by bytes.
         let other = world.store.create_tenant("other").await.unwrap();
         world.store.create_template(other, &draft("a"), (&saying("x"), None), &MadeFrom::default()).await.unwrap();

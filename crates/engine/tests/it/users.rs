@@ -55,6 +55,34 @@ async fn actions(world: &World) -> Vec<(String, String, String)> {
 }
 
 on_both! {
+    async fn users_are_found_by_id_name_and_address(world) {
+        for (id, name, to) in [("g-1", Some("Ada Lovelace"), "ada@example.com"), ("g-2", Some("50 %"), "Bob@Example.com"), ("x_3", None, "+919876543210")] {
+            let kind = if to.starts_with('+') { "phone" } else { "email" };
+            let draft = UserDraft { name: name.map(str::to_owned), ..user(&[(kind, to)]) };
+            world.store.create_user(world.tenant, id, &draft).await.unwrap();
+        }
+        let search = async |text: &str, after: Option<&str>, limit: i64| {
+            let after = after.map(|id| (world.tenant, id.to_owned()));
+            let filter = UserFilter { tenant: Some(world.tenant), after, limit };
+            let found = world.store.search_users(&filter, text).await.unwrap();
+            (found.rows.into_iter().map(|row| row.id).collect::<Vec<_>>(), found.more.map(|(_, id)| id))
+        };
+        for (text, ids) in [
+            ("G-", vec!["g-1", "g-2"]),
+            ("LOVE", vec!["g-1"]),
+            ("%", vec!["g-2"]),
+            ("_", vec!["x_3"]),
+            ("ADA@example.com", vec!["g-1"]),
+            ("bob@example.com", vec!["g-2"]),
+            ("+919876543210", vec!["x_3"]),
+            ("example", vec![]),
+        ] {
+            assert_eq!(search(text, None, 10).await, (ids.into_iter().map(str::to_owned).collect(), None), "{text}");
+        }
+        assert_eq!(search("g-", None, 1).await, (vec!["g-1".to_owned()], Some("g-1".to_owned())));
+        assert_eq!(search("g-", Some("g-1"), 1).await, (vec!["g-2".to_owned()], None));
+    }
+
     async fn b10_a_user_is_created_read_changed_and_deleted(world) {
         let store = world.store.by(Actor::new("cli:ada"));
         let made = store.create_user(world.tenant, "42", &ada()).await.unwrap();

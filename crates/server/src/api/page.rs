@@ -114,7 +114,7 @@ pub fn encode<C: Serialize>(cursor: &C) -> String {
 }
 
 /// Decodes a cursor of [`encode`].
-fn decode<C: DeserializeOwned>(text: &str) -> Result<C, Problem> {
+pub fn decode<C: DeserializeOwned>(text: &str) -> Result<C, Problem> {
     // Our cursors hold no NUL, and PostgreSQL cannot be queried for one.
     let without_nul = |json: &Vec<u8>| !json.windows(6).any(|six| six == br"\u0000");
     let read = || serde_json::from_slice(&URL_SAFE_NO_PAD.decode(text).ok().filter(without_nul)?).ok();

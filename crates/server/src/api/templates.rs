@@ -80,6 +80,7 @@ pub async fn list_templates(
         scope_id: wanted.scope_id,
         active: wanted.active,
         layout: wanted.layout,
+        words: None,
         after: page.place()?,
         limit: page.limit() + 1,
     };

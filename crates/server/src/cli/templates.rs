@@ -272,6 +272,7 @@ impl List {
             scope_id,
             active: self.active,
             layout: self.layout.clone(),
+            words: None,
             after: self.after.clone().map(|id| TemplatePosition(tenant, id)),
             limit: self.page.limit + 1,
         };

@@ -13,7 +13,8 @@ const METHOD_BYTES: usize = 16;
 /// The segment after each of these prefixes is a name that applications choose. It may hold an encoded slash or
 /// backslash. The router splits a path before it decodes it, so an encoded slash stays within its segment. If a proxy
 /// decodes the slash first, the path matches no route or a route that needs the same rights.
-const NAMED_BY_OTHERS: [&str; 5] = ["/v1/entities/", "/v1/event-types/", "/v1/inbox/", "/v1/lists/", "/v1/users/"];
+const NAMED_BY_OTHERS: [&str; 7] =
+    ["/v1/entities/", "/v1/event-types/", "/v1/inbox/", "/v1/lists/", "/v1/users/", "/lists/", "/users/"];
 
 /// The result of searching for a head.
 #[derive(Debug, PartialEq, Eq)]
@@ -129,10 +130,9 @@ fn check_target(target: &str) -> Result<(), DoorRefusal> {
     if path.contains("//") {
         return Err(DoorRefusal::bad("the path contains an empty segment"));
     }
-    let is_named_by_others = NAMED_BY_OTHERS.iter().any(|prefix| path.starts_with(prefix));
-    path.split('/')
-        .enumerate()
-        .try_for_each(|(place, segment)| check_segment(segment, is_named_by_others && place == 3))
+    let named = NAMED_BY_OTHERS.iter().find(|prefix| path.starts_with(*prefix));
+    let named = named.map(|prefix| prefix.matches('/').count());
+    path.split('/').enumerate().try_for_each(|(place, segment)| check_segment(segment, named == Some(place)))
 }
 
 fn check_segment(segment: &str, is_named_by_others: bool) -> Result<(), DoorRefusal> {
@@ -240,6 +240,9 @@ mod tests {
             "/a%2Fb",
             "/v1/inbox%2Fa",
             "/v1/inbox/a/b%2Fc/read",
+            "/users/a/b%2Fc",
+            "/templates/a%2Fb",
+            "/users/a%2F..%2Fb",
             "/v1/keys/a%2Fb",
             "/v1/inbox/a%2F..%2Fb",
             "/v1/inbox/..%2f..%2fkeys",
@@ -276,6 +279,8 @@ mod tests {
             "/v1/users/a%2Fb/preferences",
             "/v1/lists/night%2Fday/members",
             "/v1/event-types/a%2Fb",
+            "/users/a%2Fb/address",
+            "/lists/a%5Cb",
         ] {
             assert!(
                 matches!(found(&format!("GET {target} HTTP/1.1\r\nhost: h\r\n\r\n")), HeadSearch::Head(..)),

@@ -4,16 +4,16 @@ use postcommit_channel::model::{Facts, Maker, StoredNotification, digest_payload
 use postcommit_channel::render::{Content, render};
 use postcommit_channel::template::sms::{Segments, segments};
 use postcommit_channel::template::{
-    Compiled, FlatPayload, IS_MANDATORY, Input, NO_PUBLIC_URL, Note, Warning, check_time_zone, default_address,
+    Compiled, FlatPayload, IS_MANDATORY, Input, NO_PUBLIC_URL, Note, Source, Warning, check_time_zone, default_address,
 };
-use postcommit_engine::store::EditError;
+use postcommit_engine::store::{EditError, TemplateDraft};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::{Templates, compiled, stopped};
+use super::{Change, Templates, compiled, stopped};
 
 /// The version and the data to render.
 #[derive(Debug, Default)]
@@ -72,23 +72,52 @@ pub struct RenderFailure {
 }
 
 /// The event that a preview renders: a past notification, or only data.
-struct Event {
-    from: &'static str,
-    payload: Box<RawValue>,
-    notification: Option<StoredNotification>,
+pub struct Event {
+    pub from: &'static str,
+    pub payload: Box<RawValue>,
+    pub notification: Option<StoredNotification>,
 }
 
 impl Templates<'_> {
     /// Renders a version with sample data or a past notification.
     pub async fn preview(&self, id: &str, wanted: Wanted) -> Result<Preview, EditError> {
+        let template = self.find(id).await?;
+        let version = wanted.version.unwrap_or(template.version);
+        let source = self.source(id, version).await?;
+        self.sampled(template.draft, version, &source, wanted).await
+    }
+
+    /// Renders a change of a template that is not saved, with the warnings that saving it would give. A new template has
+    /// version 0.
+    pub async fn preview_change(
+        &self,
+        id: &str,
+        change: &Change,
+        is_new: bool,
+        wanted: Wanted,
+    ) -> Result<Preview, EditError> {
+        let common = self.common().await?;
+        let (draft, source, warnings) = self.rehearse(&common, id, change, is_new).await?;
+        let version = if is_new { 0 } else { self.find(id).await?.version };
+        let mut preview = self.sampled(draft, version, &source, wanted).await?;
+        let rendering = std::mem::replace(&mut preview.warnings, warnings);
+        let others: Vec<Warning> = rendering.into_iter().filter(|one| !preview.warnings.contains(one)).collect();
+        preview.warnings.extend(others);
+        Ok(preview)
+    }
+
+    async fn sampled(
+        &self,
+        draft: TemplateDraft,
+        version: i32,
+        source: &Source,
+        wanted: Wanted,
+    ) -> Result<Preview, EditError> {
         if let Some(zone) = &wanted.time_zone {
             check_time_zone(zone).map_err(|problem| EditError::Refused(format!("time_zone: {problem}")))?;
         }
-        let template = self.find(id).await?;
-        let version = wanted.version.unwrap_or(template.version);
-        let compiled = compiled(&self.source(id, version).await?).await?;
-        let event = self.event(&template.draft.event_type, &wanted).await?;
-        let draft = template.draft;
+        let compiled = compiled(source).await?;
+        let event = self.event(&draft.event_type, &wanted).await?;
         let unsubscribe_url = self.sample_link(&draft.event_type, &wanted.public_url).await?;
         let rendered = tokio::task::spawn_blocking(move || {
             let payload = match draft.digest {
@@ -161,7 +190,8 @@ impl Templates<'_> {
         })
     }
 
-    async fn event(&self, event_type: &str, wanted: &Wanted) -> Result<Event, EditError> {
+    /// The event that a preview with these wishes renders.
+    pub async fn event(&self, event_type: &str, wanted: &Wanted) -> Result<Event, EditError> {
         if let Some(id) = wanted.notification {
             let found = self.store.notification(Some(self.tenant), id).await?;
             let found = found.ok_or_else(|| EditError::Unknown { what: "notification", name: id.to_string() })?;

@@ -40,7 +40,7 @@ impl Fields {
         self.get(name) == Some("yes")
     }
 
-    fn all(&self, name: &str) -> Vec<&str> {
+    pub fn all(&self, name: &str) -> Vec<&str> {
         self.0.iter().filter(|(field, _)| field == name).map(|(_, value)| value.as_str()).collect()
     }
 
@@ -74,6 +74,23 @@ pub struct Done {
 }
 
 impl Done {
+    /// Results that concern no deliveries.
+    const SAID: [(&str, &str); 14] = [
+        ("template-saved", "The template is saved as a new version."),
+        ("template-same", "The template already has these values, so nothing was saved."),
+        ("template-settings", "The settings of the template are saved. Its texts did not change."),
+        ("template-created", "The template is created."),
+        ("template-active", "The template is active."),
+        ("template-inactive", "The template is not active. Deliveries that use it already keep it."),
+        ("template-deleted", "The template is deleted. Its versions are kept."),
+        ("user-saved", "The user is saved."),
+        ("user-deleted", "The user is deleted."),
+        ("list-saved", "The list is saved."),
+        ("list-deleted", "The list is deleted."),
+        ("members-changed", "The members of the list are changed."),
+        ("suppressed", "The address is suppressed."),
+        ("not-suppressed", "The suppression is removed."),
+    ];
     const ACTS: [(&str, &str); 5] = [
         ("retry", "pending again"),
         ("discard", "discarded"),
@@ -83,7 +100,7 @@ impl Done {
     ];
 
     pub fn one(act: &str) -> Self {
-        let act = Self::ACTS.iter().find(|(name, _)| *name == act).map_or("retry", |(name, _)| name);
+        let act = Self::SAID.iter().chain(&Self::ACTS).find(|(name, _)| *name == act).map_or("retry", |(name, _)| name);
         Self { act, done: 1, unclear: 0, refused: 0 }
     }
 
@@ -105,7 +122,7 @@ impl Done {
         let told = query.split('&').find_map(|pair| pair.strip_prefix("done="))?;
         let mut parts = told.split('.');
         let named = parts.next()?;
-        let (act, _) = Self::ACTS.iter().find(|(name, _)| *name == named)?;
+        let (act, _) = Self::SAID.iter().chain(&Self::ACTS).find(|(name, _)| *name == named)?;
         let mut number = || parts.next()?.parse().ok();
         Some(Self { act, done: number()?, unclear: number()?, refused: number()? })
     }
@@ -119,6 +136,9 @@ impl Done {
     }
 
     pub fn sentence(&self) -> String {
+        if let Some((_, said)) = Self::SAID.iter().find(|(name, _)| *name == self.act) {
+            return (*said).to_owned();
+        }
         let result = Self::ACTS.iter().find(|(name, _)| *name == self.act).map_or("", |(_, result)| result);
         let (noun, verb) = if self.done == 1 { ("delivery", "is") } else { ("deliveries", "are") };
         let mut said = format!("{} {noun} {verb} {result}.", self.done);

@@ -50,6 +50,9 @@ pub const STYLE: Embedded = embedded!("assets", "pages.css");
 /// The script of all pages. Every page works without it.
 pub const SCRIPT: Embedded = embedded!("assets", "pages.js");
 
+/// The script of the template editor. It is not in the script of all pages, because only one page needs it.
+pub const EDITOR: Embedded = embedded!("assets", "editor.js");
+
 /// The templates of the pages.
 pub const PAGES: &[Embedded] = &[
     embedded!("pages", "frame.html"),
@@ -62,6 +65,15 @@ pub const PAGES: &[Embedded] = &[
     embedded!("pages", "parked.html"),
     embedded!("pages", "jobs.html"),
     embedded!("pages", "job.html"),
+    embedded!("pages", "fields.html"),
+    embedded!("pages", "templates.html"),
+    embedded!("pages", "template.html"),
+    embedded!("pages", "versions.html"),
+    embedded!("pages", "users.html"),
+    embedded!("pages", "user.html"),
+    embedded!("pages", "member_lists.html"),
+    embedded!("pages", "member_list.html"),
+    embedded!("pages", "suppressions.html"),
 ];
 
 impl Embedded {
@@ -98,7 +110,8 @@ pub fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
 
 /// A file of the pages. With another hash it belongs to a process of another version, and is not kept by the browser.
 async fn own_file(UrlPath((hash, name)): UrlPath<(String, String)>) -> Result<Response, ProblemPage> {
-    let known = [(&STYLE, CSS), (&SCRIPT, JAVASCRIPT)].into_iter().find(|(file, _)| file.name == name);
+    let known =
+        [(&STYLE, CSS), (&SCRIPT, JAVASCRIPT), (&EDITOR, JAVASCRIPT)].into_iter().find(|(file, _)| file.name == name);
     let Some((file, kind)) = known else { return Err(Problem::not_found("file").into()) };
     let is_current = file.path() == format!("/assets/{hash}/{name}");
     let kept = if is_current { "public, max-age=31536000, immutable" } else { "no-cache" };

@@ -32,7 +32,7 @@ const PAYLOAD_CHARS: usize = 20_000;
 
 /// The policy of a mail's HTML. It runs nothing, loads nothing and sends nothing. Mails bring their own styles, which can
 /// reach nothing either, because the frame has an origin of its own.
-const MAIL_POLICY: HeaderValue = HeaderValue::from_static(
+pub const MAIL_POLICY: HeaderValue = HeaderValue::from_static(
     "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none'; \
      frame-ancestors 'self'",
 );
@@ -218,18 +218,22 @@ async fn as_sent(
     Ok(templates.as_sent(note.clone(), facts, &app.tools.public_url).await.map_err(Problem::from))
 }
 
-/// The payload with line breaks. A payload is kept as it was written, so that large numbers keep every digit.
+/// The beginning of the payload, with line breaks.
 fn payload(payload: &RawValue) -> String {
-    let pretty = serde_json::from_str::<serde_json::Value>(payload.get()).ok();
-    // A number that a 64-bit float cannot hold would be rounded, so such a payload is shown as it is.
-    let same =
-        pretty.filter(|value| value.to_string().len() == payload.get().split_whitespace().collect::<String>().len());
-    let text =
-        same.and_then(|value| serde_json::to_string_pretty(&value).ok()).unwrap_or_else(|| payload.get().to_owned());
+    let text = pretty(payload);
     match text.char_indices().nth(PAYLOAD_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }
+}
+
+/// The payload with line breaks. A payload is kept as it was written, so that large numbers keep every digit.
+pub fn pretty(payload: &RawValue) -> String {
+    let pretty = serde_json::from_str::<serde_json::Value>(payload.get()).ok();
+    // A number that a 64-bit float cannot hold would be rounded, so such a payload is shown as it is.
+    let same =
+        pretty.filter(|value| value.to_string().len() == payload.get().split_whitespace().collect::<String>().len());
+    same.and_then(|value| serde_json::to_string_pretty(&value).ok()).unwrap_or_else(|| payload.get().to_owned())
 }
 
 /// The HTML of a mail, for the sandboxed frame of the page.

@@ -2,9 +2,10 @@
 //!
 //! - `desk`: a person at a browser, signed in to a server;
 //! - `frame`: sign-in, themes, tenants and refusals; `notifications`: the list, its filters and acts; `notification`: one
-//!   of them; `parked`: groups, and jobs; `overview`; `script`: what the script adds; `accessible`: the rules of axe-core.
+//!   of them; `parked`: groups, and jobs; `overview`; `templates`: the editor; `audience`: users, lists and suppressions; `script`: what the script adds; `accessible`: the rules of axe-core.
 
 mod accessible;
+mod audience;
 mod desk;
 mod frame;
 mod notification;
@@ -12,3 +13,4 @@ mod notifications;
 mod overview;
 mod parked;
 mod script;
+mod templates;

@@ -22,6 +22,27 @@ fn check(desk: &Desk, rules: &str, what: &str) -> Vec<String> {
     wrong.as_array().unwrap().iter().map(|rule| format!("{what}: {rule}")).collect()
 }
 
+fn plant_people_and_templates(desk: &Desk) {
+    let edit = desk.app.client("default", &["edit"]);
+    let patch =
+        |path: &str, body: serde_json::Value| edit.send("PATCH", path, Some(body.to_string().as_bytes())).expect(200);
+    let template = json!({"id": "confirmed", "event_type": "good", "channel": "email", "subject": "Welcome {{ nobody }}", "html": "<p>Hello</p>"});
+    let _ = edit.post("/v1/templates", &template).expect(201);
+    let _ = patch("/v1/templates/confirmed", json!({"subject": "Welcome", "note": "shorter"}));
+    let blocks = json!([{"type": "header", "text": {"text": "Hot"}}, {"type": "actions", "elements": [{"type": "button", "text": {"text": "Open"}}]}]);
+    let chat =
+        json!({"id": "chat", "event_type": "good", "channel": "slack", "data": {"blocks": blocks}, "active": false});
+    let _ = edit.post("/v1/templates", &chat).expect(201);
+    let addresses = json!([{"kind": "email", "address": "ada@example.com"}, {"kind": "email", "address": "old@example.com", "disabled_reason": "bounced"}]);
+    let _ = edit.post("/v1/users", &json!({"id": "42", "name": "Ada", "addresses": addresses})).expect(201);
+    let _ = patch("/v1/users/42/preferences", json!({"preferences": [{"channel": "sms", "allowed": false}]}));
+    let _ = edit.post("/v1/lists", &json!({"name": "staff", "description": "Night shift"})).expect(201);
+    let _ = patch("/v1/lists/staff/members", json!({"add": [{"kind": "user", "member": "42"}]}));
+    let _ = edit
+        .post("/v1/suppressions", &json!({"channel": "email", "address": "x@example.com", "reason": "hard bounce"}))
+        .expect(201);
+}
+
 #[test]
 fn axe_finds_no_violation_on_any_page_in_both_themes() {
     let rules = axe();
@@ -39,6 +60,7 @@ fn axe_finds_no_violation_on_any_page_in_both_themes() {
             crate::api::app::items(desk.app.ops().get("/v1/deliveries?state=parked"))[0]["notification_id"].clone();
         let (one, job) =
             (format!("/notifications/{}", parked.as_str().unwrap()), format!("/jobs/{}", job["id"].as_str().unwrap()));
+        plant_people_and_templates(&desk);
         for theme in ["light", "dark"] {
             desk.browser.prefer(theme);
             for path in [
@@ -52,6 +74,18 @@ fn axe_finds_no_violation_on_any_page_in_both_themes() {
                 "/notifications/x",
                 "/?range=x",
                 "/login",
+                "/templates",
+                "/templates?new=yes",
+                "/templates/confirmed",
+                "/templates/chat",
+                "/templates/confirmed/versions",
+                "/users",
+                "/users?new=yes",
+                "/users/42",
+                "/lists",
+                "/lists?new=yes",
+                "/lists/staff",
+                "/suppressions",
             ] {
                 desk.open(path);
                 wrong.extend(check(&desk, &rules, &format!("{path} at {width}, {theme}")));

@@ -39,6 +39,23 @@ fn form_of(page: &Page, whose: &Planted) -> String {
     let parked = whose.parameter("/v1/deliveries/{id}", "id").unwrap();
     match page.path {
         "/theme" => "theme=dark&back=%2F".to_owned(),
+        "/templates" => {
+            "id=made-by-the-walk&event_type=made-by-the-walk&channel=sms&text=Hello&once_per=notification".to_owned()
+        }
+        "/templates/{id}" => {
+            "event_type=changed&channel=email&text=Hello&once_per=notification&confirmed=yes".to_owned()
+        }
+        "/templates/{id}/test" => format!("address=somebody%40example.com&provider={}-provider", whose.name),
+        "/templates/{id}/roll-back" => "version=1&confirmed=yes".to_owned(),
+        "/users" => "id=made-by-the-walk".to_owned(),
+        "/users/{id}/address" => "act=add&kind=email&address=another%40example.com".to_owned(),
+        "/users/{id}/preferences" => "channel=sms&allowed=no".to_owned(),
+        "/lists" => "name=made-by-the-walk".to_owned(),
+        "/lists/{name}/members" => "act=add&kind=user&member=made-by-the-walk".to_owned(),
+        "/suppressions" => "channel=email&address=made-by-the-walk%40example.com&reason=the+walk".to_owned(),
+        "/suppressions/remove" => {
+            format!("channel=email&address={}-suppressed%40example.com&confirmed=yes", whose.name)
+        }
         _ => format!("id={parked}&confirmed=yes"),
     }
 }
@@ -102,7 +119,9 @@ on_both! {
             let answer = walk.visit(&walk.app.client(&walk.a.name, &[scope.name()]), &page, &walk.a);
             // The planted notification is not expanded yet and has no mail; nothing was sent that could be sent again.
             let served = match (page.method, page.path) {
-                ("GET", "/notifications/{id}/{n}/mail") => 404..=404,
+                ("GET", "/notifications/{id}/{n}/mail" | "/templates/{id}/mail") => 404..=404,
+                // The result of a test is shown beside the draft.
+                ("POST", "/templates/{id}/test") => 200..=200,
                 ("GET", _) => 200..=200,
                 (_, "/notifications/{id}/resend" | "/deliveries/mark-delivered") => 409..=409,
                 _ => 303..=303,
