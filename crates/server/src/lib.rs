@@ -8,6 +8,7 @@
 //! - `read` and `problem`: parsing of requests, and error answers;
 //! - `api`: the routes of the API and their handlers;
 //! - [`ui`]: the pages for browsers; [`html`]: their frame;
+//! - `doctor`: checks of the installation, which the command and a page show;
 //! - `tally`: the counts that pages show;
 //! - `health`: probes; `hosts`: the host names allowed on loopback; `watching`: `/metrics`;
 //! - `folder`: the configuration of a tenant as files; `table_file`: CSV and JSONL files for import and export;
@@ -20,6 +21,7 @@ mod app;
 mod auth;
 mod callbacks;
 pub mod cli;
+mod doctor;
 mod door;
 mod folder;
 mod health;
