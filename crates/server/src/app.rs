@@ -39,6 +39,8 @@ pub struct App {
     pub ui: UiSettings,
     /// The counts that pages show.
     pub tallies: Tallies,
+    /// The address of the database without its password, and the source of the address.
+    pub database: String,
     /// The URL of this server for browsers, without a slash at its end.
     pub base_url: String,
     /// A delivery that was first due longer ago than this counts as stuck.
@@ -60,6 +62,7 @@ impl App {
             inbox: settings.inbox.clone(),
             ui: settings.ui.clone(),
             tallies: Tallies::default(),
+            database: settings.database.told(),
             base_url: settings.api.base_url(&settings.server.url()),
             stuck_after: settings.kpi.stuck_after(),
         }

@@ -12,7 +12,7 @@
 //! - `tally`: the counts that pages show;
 //! - `health`: probes; `hosts`: the host names allowed on loopback; `watching`: `/metrics`;
 //! - `folder`: the configuration of a tenant as files; `table_file`: CSV and JSONL files for import and export;
-//! - `acts`, `callbacks`, `notifications`, `providers`, `templates`: the rules that the API and the command line share, by subject;
+//! - `acts`, `callbacks`, `notifications`, `people`, `providers`, `templates`: the rules that the API, the pages and the command line share, by subject;
 //! - [`settings`], [`output`], [`telemetry`]: configuration, output of commands, logs and traces.
 
 mod acts;
@@ -29,6 +29,7 @@ mod hosts;
 pub mod html;
 mod notifications;
 pub mod output;
+mod people;
 mod problem;
 mod providers;
 mod rate;

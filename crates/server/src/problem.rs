@@ -178,6 +178,11 @@ impl Problem {
         self.kind.parts().0
     }
 
+    /// The field that the problem is about.
+    pub fn field(&self) -> Option<&str> {
+        self.field.as_deref()
+    }
+
     /// The title of the page that shows the problem.
     pub fn title(&self) -> &'static str {
         match self.kind {

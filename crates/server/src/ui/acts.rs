@@ -28,6 +28,11 @@ const PACES: [i32; 4] = [1, 10, 100, PACE];
 pub struct Fields(Vec<(String, String)>);
 
 impl Fields {
+    /// The fields of a form that is sent as a query.
+    pub fn of_query(query: &str) -> Self {
+        Self(form_urlencoded::parse(query.as_bytes()).into_owned().collect())
+    }
+
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0
             .iter()
@@ -40,7 +45,7 @@ impl Fields {
         self.get(name) == Some("yes")
     }
 
-    fn all(&self, name: &str) -> Vec<&str> {
+    pub fn all(&self, name: &str) -> Vec<&str> {
         self.0.iter().filter(|(field, _)| field == name).map(|(_, value)| value.as_str()).collect()
     }
 
@@ -74,6 +79,17 @@ pub struct Done {
 }
 
 impl Done {
+    /// Results that concern no deliveries.
+    const SAID: [(&str, &str); 8] = [
+        ("suppressed", "The address is suppressed."),
+        ("key-revoked", "The key is revoked, and its sessions have ended."),
+        ("signed-out", "The person is signed out."),
+        ("event-type-created", "The event type is declared."),
+        ("event-type-saved", "The event type is saved."),
+        ("event-type-deleted", "The declaration is deleted. Notifications of the event type are still accepted."),
+        ("view-saved", "The view is saved in this browser."),
+        ("view-deleted", "The view is deleted."),
+    ];
     const ACTS: [(&str, &str); 5] = [
         ("retry", "pending again"),
         ("discard", "discarded"),
@@ -83,7 +99,7 @@ impl Done {
     ];
 
     pub fn one(act: &str) -> Self {
-        let act = Self::ACTS.iter().find(|(name, _)| *name == act).map_or("retry", |(name, _)| name);
+        let act = Self::SAID.iter().chain(&Self::ACTS).find(|(name, _)| *name == act).map_or("retry", |(name, _)| name);
         Self { act, done: 1, unclear: 0, refused: 0 }
     }
 
@@ -105,7 +121,7 @@ impl Done {
         let told = query.split('&').find_map(|pair| pair.strip_prefix("done="))?;
         let mut parts = told.split('.');
         let named = parts.next()?;
-        let (act, _) = Self::ACTS.iter().find(|(name, _)| *name == named)?;
+        let (act, _) = Self::SAID.iter().chain(&Self::ACTS).find(|(name, _)| *name == named)?;
         let mut number = || parts.next()?.parse().ok();
         Some(Self { act, done: number()?, unclear: number()?, refused: number()? })
     }
@@ -119,6 +135,9 @@ impl Done {
     }
 
     pub fn sentence(&self) -> String {
+        if let Some((_, said)) = Self::SAID.iter().find(|(name, _)| *name == self.act) {
+            return (*said).to_owned();
+        }
         let result = Self::ACTS.iter().find(|(name, _)| *name == self.act).map_or("", |(_, result)| result);
         let (noun, verb) = if self.done == 1 { ("delivery", "is") } else { ("deliveries", "are") };
         let mut said = format!("{} {noun} {verb} {result}.", self.done);

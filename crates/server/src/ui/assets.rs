@@ -62,6 +62,14 @@ pub const PAGES: &[Embedded] = &[
     embedded!("pages", "parked.html"),
     embedded!("pages", "jobs.html"),
     embedded!("pages", "job.html"),
+    embedded!("pages", "audit.html"),
+    embedded!("pages", "event_types.html"),
+    embedded!("pages", "event_type.html"),
+    embedded!("pages", "event_type_form.html"),
+    embedded!("pages", "system.html"),
+    embedded!("pages", "keys.html"),
+    embedded!("pages", "secret.html"),
+    embedded!("pages", "glossary.html"),
 ];
 
 impl Embedded {

@@ -122,11 +122,40 @@ impl Visitor {
         with_tenant(to, self.chosen_tenant.as_deref())
     }
 
+    /// The path of an object in a list. People who see all tenants get a link that names its tenant.
+    pub fn path_in(&self, tenant: &str, path: String) -> String {
+        let is_own = !self.sees_all() || tenant == self.caller.tenant_name();
+        if is_own { path } else { with_tenant(&path, Some(tenant)) }
+    }
+
+    /// Whether the visitor sees several tenants, and must choose one before something can be created.
+    pub async fn must_choose(&self, app: &App) -> Result<bool, Problem> {
+        Ok(self.sees_all() && self.caller.store_of_all(app).tenant_rows(None, 2).await?.len() > 1)
+    }
+
+    /// Refuses to create something for a visitor who sees several tenants and chose none.
+    pub async fn has_chosen(&self, app: &App) -> Result<(), Problem> {
+        let detail = "is not chosen; you see all tenants, so choose the one to which the new object will belong";
+        if self.must_choose(app).await? { Err(Problem::invalid("tenant", detail)) } else { Ok(()) }
+    }
+
     /// Draws a page: the template `name` in the frame. `content` are the values of the template.
     pub async fn page(&self, app: &App, name: &str, title: &str, content: Value) -> Result<Response, ProblemPage> {
-        let frame = self.frame(app, title, StatusCode::OK).await?;
+        self.page_as(app, StatusCode::OK, name, title, content).await
+    }
+
+    /// Draws a page with a status, such as 422 for a form that comes back with what was wrong.
+    pub async fn page_as(
+        &self,
+        app: &App,
+        status: StatusCode,
+        name: &str,
+        title: &str,
+        content: Value,
+    ) -> Result<Response, ProblemPage> {
+        let frame = self.frame(app, title, status).await?;
         // The values of the frame win, so that no page can replace its token or its tenant by accident.
-        drawn(StatusCode::OK, name, context! { ..frame, ..content }).map_err(ProblemPage::from)
+        drawn(status, name, context! { ..frame, ..content }).map_err(ProblemPage::from)
     }
 
     /// Draws a refusal in the frame, or on a page of its own if the frame cannot be made.

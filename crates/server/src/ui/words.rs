@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use minijinja::value::Serde;
 use minijinja::{Environment, State, Value};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use postcommit::Timestamp;
 use postcommit_channel::clock;
 use serde::Serialize;
@@ -20,9 +21,37 @@ pub fn add_to(engine: &mut Environment<'_>) {
     engine.add_filter("number", |number: i64| grouped(number));
     engine.add_filter("query", |text: &str| form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>());
     engine.add_filter("short", |text: &str| short(text));
+    engine.add_filter("segment", |text: &str| segment(text));
+    engine.add_filter("typed", |text: &str| Value::from_safe_string(typed(text)));
     engine.add_function("to", |state: &State<'_, '_>, path: &str| {
         with_tenant(path, state.lookup("tenant").as_ref().and_then(Value::as_str))
     });
+}
+
+/// What is kept as it is in a segment of a path.
+const UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// A text as one segment of a path. Ids may contain slashes.
+pub fn segment(text: &str) -> String {
+    utf8_percent_encode(text, UNRESERVED).to_string()
+}
+
+/// Escapes the value of a field, which is sent back with every character: unlike [`escape`], it replaces none.
+fn typed(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => safe.push_str("&amp;"),
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '"' => safe.push_str("&quot;"),
+            '\'' => safe.push_str("&#39;"),
+            // A plain CR would be read as a line feed.
+            '\r' => safe.push_str("&#13;"),
+            c => safe.push(c),
+        }
+    }
+    safe
 }
 
 /// A value for a template.
@@ -33,7 +62,7 @@ pub fn shown(value: impl Serialize) -> Value {
 /// The tint of a state. The shape and the word say the same, for people who do not see the colour.
 fn tint(state: &str) -> &'static str {
     match state {
-        "sent" | "delivered" | "done" => "good",
+        "sent" | "delivered" | "done" | "active" => "good",
         "retrying" => "warn",
         "parked" | "failed" => "bad",
         "sending" | "running" => "busy",
@@ -45,7 +74,7 @@ fn tint(state: &str) -> &'static str {
 pub fn pill(state: &str) -> String {
     let shape = match state {
         "sent" => "dot",
-        "delivered" | "done" => "check",
+        "delivered" | "done" | "active" => "check",
         "retrying" => "again",
         "parked" | "failed" => "alert",
         "sending" | "running" => "arrow",
@@ -153,5 +182,11 @@ mod tests {
         assert!(!pill("<b>").contains("<b>"));
         assert_eq!(moment("<b>"), "&lt;b&gt;");
         assert_eq!(sentence_case("outcome_unknown"), "Outcome unknown");
+        assert_eq!(
+            typed("<b a='\"'>\u{202e}&"),
+            "&lt;b a=&#39;&quot;&#39;&gt;\u{202e}&amp;",
+            "every character is kept"
+        );
+        assert_eq!(segment("a/b c?"), "a%2Fb%20c%3F");
     }
 }

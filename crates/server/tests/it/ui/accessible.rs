@@ -39,6 +39,7 @@ fn axe_finds_no_violation_on_any_page_in_both_themes() {
             crate::api::app::items(desk.app.ops().get("/v1/deliveries?state=parked"))[0]["notification_id"].clone();
         let (one, job) =
             (format!("/notifications/{}", parked.as_str().unwrap()), format!("/jobs/{}", job["id"].as_str().unwrap()));
+        let _ = desk.app.ops().post("/v1/event-types?tenant=default", &json!({"name": "good"})).expect(201);
         for theme in ["light", "dark"] {
             desk.browser.prefer(theme);
             for path in [
@@ -51,6 +52,13 @@ fn axe_finds_no_violation_on_any_page_in_both_themes() {
                 &job,
                 "/notifications/x",
                 "/?range=x",
+                "/glossary",
+                "/audit?from=soon",
+                "/audit",
+                "/event-types",
+                "/event-types/good",
+                "/system",
+                "/keys",
                 "/login",
             ] {
                 desk.open(path);

@@ -39,6 +39,10 @@ fn form_of(page: &Page, whose: &Planted) -> String {
     let parked = whose.parameter("/v1/deliveries/{id}", "id").unwrap();
     match page.path {
         "/theme" => "theme=dark&back=%2F".to_owned(),
+        "/keys" | "/keys/sign-in-links" => "name=made-by-the-walk&person=made-by-the-walk&scopes=read".to_owned(),
+        "/notifications/views" | "/notifications/views/delete" => "name=x&filter=state%3Dparked".to_owned(),
+        "/event-types" => "name=made-by-the-page-walk".to_owned(),
+        "/keys/sign-out" => format!("actor=login%3Anobody&of={}&confirmed=yes", whose.name),
         _ => format!("id={parked}&confirmed=yes"),
     }
 }
@@ -104,7 +108,9 @@ on_both! {
             let served = match (page.method, page.path) {
                 ("GET", "/notifications/{id}/{n}/mail") => 404..=404,
                 ("GET", _) => 200..=200,
-                (_, "/notifications/{id}/resend" | "/deliveries/mark-delivered") => 409..=409,
+                // What is made is shown in the answer, this once.
+                (_, "/keys" | "/keys/sign-in-links") => 200..=200,
+                (_, "/notifications/{id}/resend" | "/notifications/{id}/{n}/suppress" | "/deliveries/mark-delivered") => 409..=409,
                 _ => 303..=303,
             };
             assert!(served.contains(&answer.status), "{} answers {}: {}", page.path, answer.status, answer.text());
