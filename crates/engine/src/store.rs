@@ -56,6 +56,7 @@ pub(crate) use duties::PASSING_SAID;
 pub use edit::{EditError, TRIES};
 pub use event_types::{EventTypeChange, EventTypeDraft, EventTypeFilter, EventTypeRow};
 pub use health::access::Access;
+pub use health::running::{HeldLeases, Space, TableSize, WorkerRow};
 pub use health::server::{Durability, HeldSnapshot, Holder, WeakCommit};
 pub use health::{Attendance, ChannelInUse, KeyConflicts, PartitionHealth, QueueHealth, Standing};
 pub use hosts::{
@@ -79,7 +80,7 @@ pub use numbers::rollups::{
     CHANNELS, GroupBy, KpiSeries, LINES, OTHER, SITES, SLOTS, SeriesLine, SlotLength, TimeRange,
 };
 pub use people::keys::{KEY_NAME_CHARS, Key, KeyDraft, KeyError, KeyFilter, NewKey};
-pub use people::sessions::{Login, NewSession, SESSION_DAYS, Session, csrf_token};
+pub use people::sessions::{Login, NewSession, SESSION_DAYS, Session, SessionRow, csrf_token};
 pub use preferences::{PREFERENCES, PreferenceDraft, PreferenceRow};
 pub use providers::ProviderChanges;
 pub use queue::claim::{Claim, Lease, Want};

@@ -42,6 +42,8 @@ pub struct App {
     pub tallies: Tallies,
     /// The mails that people preview.
     pub previews: Previews,
+    /// The address of the database without its password, and the source of the address.
+    pub database: String,
     /// The URL of this server for browsers, without a slash at its end.
     pub base_url: String,
     /// A delivery that was first due longer ago than this counts as stuck.
@@ -64,6 +66,7 @@ impl App {
             ui: settings.ui.clone(),
             tallies: Tallies::default(),
             previews: Previews::default(),
+            database: settings.database.told(),
             base_url: settings.api.base_url(&settings.server.url()),
             stuck_after: settings.kpi.stuck_after(),
         }

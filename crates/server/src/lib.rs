@@ -8,10 +8,11 @@
 //! - `read` and `problem`: parsing of requests, and error answers;
 //! - `api`: the routes of the API and their handlers;
 //! - [`ui`]: the pages for browsers; [`html`]: their frame;
+//! - `doctor`: checks of the installation, which the command and a page show;
 //! - `tally`: the counts that pages show;
 //! - `health`: probes; `hosts`: the host names allowed on loopback; `watching`: `/metrics`;
 //! - `folder`: the configuration of a tenant as files; `table_file`: CSV and JSONL files for import and export;
-//! - `acts`, `callbacks`, `notifications`, `providers`, `templates`: the rules that the API and the command line share, by subject;
+//! - `acts`, `callbacks`, `notifications`, `people`, `providers`, `templates`: the rules that the API, the pages and the command line share, by subject;
 //! - [`settings`], [`output`], [`telemetry`]: configuration, output of commands, logs and traces.
 
 mod acts;
@@ -20,6 +21,7 @@ mod app;
 mod auth;
 mod callbacks;
 pub mod cli;
+mod doctor;
 mod door;
 mod folder;
 mod health;
@@ -27,6 +29,7 @@ mod hosts;
 pub mod html;
 mod notifications;
 pub mod output;
+mod people;
 mod previews;
 mod problem;
 mod providers;

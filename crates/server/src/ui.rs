@@ -8,10 +8,14 @@
 
 mod acts;
 mod assets;
+mod audit;
 pub mod chart;
 mod confirm;
+mod event_types;
 mod frame;
+mod glossary;
 mod jobs;
+mod keys;
 mod login;
 mod member_lists;
 mod notification;
@@ -20,6 +24,7 @@ mod overview;
 mod parked;
 mod query;
 mod suppressions;
+mod system;
 mod templates;
 mod typed;
 mod unsubscribe;
@@ -73,8 +78,8 @@ pub struct Page {
 }
 
 impl Page {
-    fn shows(path: &'static str, scope: Scope, answer: MethodRouter<AppState>) -> Self {
-        Self { path, method: "GET", scope: Some(scope), listed: None, answer }
+    fn shows(path: &'static str, scope: impl Into<Option<Scope>>, answer: MethodRouter<AppState>) -> Self {
+        Self { path, method: "GET", scope: scope.into(), listed: None, answer }
     }
 
     fn changes(path: &'static str, scope: impl Into<Option<Scope>>, answer: MethodRouter<AppState>) -> Self {
@@ -88,7 +93,7 @@ impl Page {
 
 /// The page table.
 pub fn pages() -> Vec<Page> {
-    use Scope::{Edit, Operate, Read};
+    use Scope::{Admin, Edit, Operate, Ops, Read};
     vec![
         Page::shows("/", Read, get(overview::page)).listed(Group::Watch, "Overview"),
         Page::shows("/notifications", Read, get(notifications::list)).listed(Group::Watch, "Notifications"),
@@ -97,6 +102,9 @@ pub fn pages() -> Vec<Page> {
         Page::shows("/notifications/{id}/{n}/mail", Read, get(notification::mail)),
         Page::changes("/notifications/{id}/cancel", Operate, post(notification::acts::cancel)),
         Page::changes("/notifications/{id}/resend", Operate, post(notification::acts::resend)),
+        Page::changes("/notifications/{id}/{n}/suppress", Edit, post(notification::acts::suppress)),
+        Page::changes("/notifications/views", Read, post(notifications::views::save)),
+        Page::changes("/notifications/views/delete", Read, post(notifications::views::delete)),
         Page::changes("/deliveries/retry", Operate, post(acts::retry)),
         Page::changes("/deliveries/discard", Operate, post(acts::discard)),
         Page::changes("/deliveries/mark-delivered", Operate, post(notification::acts::mark_delivered)),
@@ -128,9 +136,23 @@ pub fn pages() -> Vec<Page> {
         Page::shows("/suppressions", Read, get(suppressions::list)).listed(Group::Whom, "Suppressions"),
         Page::changes("/suppressions", Edit, post(suppressions::add)),
         Page::changes("/suppressions/remove", Edit, post(suppressions::remove)),
+        Page::shows("/event-types", Read, get(event_types::list)).listed(Group::Say, "Event types"),
+        Page::changes("/event-types", Edit, post(event_types::create)),
+        Page::shows("/event-types/{name}", Read, get(event_types::page)),
+        Page::changes("/event-types/{name}", Edit, post(event_types::save)),
+        Page::changes("/event-types/{name}/delete", Edit, post(event_types::delete)),
         Page::shows("/jobs", Read, get(jobs::list)).listed(Group::Run, "Jobs"),
         Page::shows("/jobs/{id}", Read, get(jobs::page)),
         Page::changes("/jobs/{id}/cancel", Operate, post(jobs::cancel)),
+        Page::shows("/audit", Admin, get(audit::page)).listed(Group::Run, "Audit"),
+        Page::shows("/audit/export", Admin, get(audit::export)),
+        Page::shows("/system", Ops, get(system::page)).listed(Group::Run, "System"),
+        Page::shows("/keys", Admin, get(keys::page)).listed(Group::Run, "Keys and people"),
+        Page::changes("/keys", Admin, post(keys::create)),
+        Page::changes("/keys/{id}/revoke", Admin, post(keys::revoke)),
+        Page::changes("/keys/sign-in-links", Admin, post(keys::create_link)),
+        Page::changes("/keys/sign-out", Admin, post(keys::sign_out)),
+        Page::shows("/glossary", None, get(glossary::page)),
         Page::changes("/theme", None, post(frame::choose_theme)),
         Page::changes("/sign-out", None, post(login::sign_out)),
     ]

@@ -1,6 +1,7 @@
 //! The health of the store, for `doctor` and for metrics.
 
 pub(in crate::store) mod access;
+pub(in crate::store) mod running;
 pub(in crate::store) mod server;
 
 use std::collections::BTreeMap;

@@ -31,6 +31,46 @@ on_both! {
         assert!(world.store.attendance().await.unwrap().last_pass_at.is_some());
     }
 
+    async fn workers_leases_and_space_are_told_with_a_limit(world) {
+        assert!(world.store.workers(10).await.unwrap().is_empty() && world.store.held_leases(10).await.unwrap().is_empty());
+        let (here, gone) = (uuid::Uuid::new_v4(), uuid::Uuid::new_v4());
+        for worker in [here, gone] {
+            world.store.be_present(worker).await.unwrap();
+        }
+        let past = Timestamp::from_micros(world.store.now().await.unwrap().as_micros() - 120_000_000);
+        let name = format!("worker:{gone}");
+        world.execute("UPDATE postcommit.duty SET ran_at = $1 WHERE name = $2", vec![past.into(), name.into()]).await;
+        let told: Vec<(String, bool)> =
+            world.store.workers(10).await.unwrap().into_iter().map(|worker| (worker.id, worker.is_present)).collect();
+        assert_eq!(told, [(here.to_string(), true), (gone.to_string(), false)]);
+        assert_eq!(world.store.workers(1).await.unwrap().len(), 1);
+        // A lease of a lane, and one of a notification that is expanded. The second one has run out.
+        world.capture(serde_json::json!({})).await;
+        for event in ["a", "b", "c"] {
+            world.enqueue(event, serde_json::json!({})).await;
+        }
+        let (token, later) = (uuid::Uuid::new_v4(), Timestamp::from_micros(past.as_micros() + 3_600_000_000));
+        world.execute("UPDATE postcommit.delivery_queue SET lease_token = $1, leased_at = $2, lease_until = $3",
+            vec![token.into(), past.into(), later.into()]).await;
+        let leases = world.store.held_leases(10).await.unwrap();
+        assert_eq!(leases.len(), 1);
+        let one = &leases[0];
+        assert_eq!((one.tenant.as_str(), &one.provider, one.count, one.run_out, one.oldest_at), ("default", &None, 3, 0, Some(past)));
+        world.execute("UPDATE postcommit.delivery_queue SET lease_until = $1", vec![past.into()]).await;
+        assert_eq!(world.store.held_leases(10).await.unwrap()[0].run_out, 3);
+        let space = world.store.space(3).await.unwrap();
+        assert!(space.bytes > 0);
+        match world.store.db().kind() {
+            "postgres" => {
+                assert_eq!(space.tables.len(), 3);
+                let all = world.store.space(100).await.unwrap().tables;
+                let attempts = all.iter().find(|table| table.name == "attempt").unwrap();
+                assert!(attempts.partitions > 12 && attempts.bytes > 0, "partitions are added to their table: {attempts:?}");
+            }
+            _ => assert!(space.tables.is_empty() && space.free.is_some_and(|free| free < space.bytes)),
+        }
+    }
+
     async fn workers_that_were_killed_are_forgotten_after_two_hours(world) {
         let (now, minute) = (world.store.now().await.unwrap().as_micros(), 60_000_000);
         for (name, minutes) in [("worker:long-gone", 121), ("worker:gone", 119), ("another duty", 121)] {

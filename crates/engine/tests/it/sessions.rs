@@ -56,6 +56,33 @@ on_both! {
         assert_eq!((world.store.purge_sessions_once().await.unwrap(), world.count("login_link").await), (1, 0));
     }
 
+    async fn a_person_is_listed_once_per_session_and_signed_out_everywhere(world) {
+        let (ada, bob) = (login(&world), Login { actor: "login:bob".into(), ..login(&world) });
+        let mut tokens = Vec::new();
+        for login in [&ada, &ada, &bob] {
+            tokens.push(world.store.create_session(login, HOUR).await.unwrap().token);
+        }
+        let link = world.store.create_login_link(&ada, HOUR).await.unwrap();
+        let listed = async |tenant, actor| -> Vec<String> {
+            let rows = world.store.session_rows(tenant, actor, 100).await.unwrap();
+            let mut actors: Vec<String> = rows.into_iter().map(|row| row.login.actor).collect();
+            actors.sort();
+            actors
+        };
+        assert_eq!(listed(Some(world.tenant), None).await, ["login:ada", "login:ada", "login:bob"]);
+        assert_eq!(listed(None, Some("login:bob")).await, ["login:bob"]);
+        assert_eq!(world.store.session_rows(None, None, 2).await.unwrap().len(), 2, "no more than the limit");
+        let other = world.store.create_tenant("other").await.unwrap();
+        assert!(listed(Some(other), None).await.is_empty());
+        assert!(!world.store.sign_out(other, "login:ada").await.unwrap(), "another tenant's person stays");
+        assert!(world.store.of_tenant(world.tenant).sign_out(world.tenant, "login:ada").await.unwrap());
+        assert_eq!(listed(None, None).await, ["login:bob"]);
+        assert!(world.store.find_session(tokens[0].reveal()).await.unwrap().is_none());
+        assert!(world.store.find_session(tokens[2].reveal()).await.unwrap().is_some());
+        assert!(world.store.redeem_login_link(link.reveal(), HOUR).await.unwrap().is_none(), "an unused link is void");
+        assert!(!world.store.sign_out(world.tenant, "login:ada").await.unwrap());
+    }
+
     async fn a_session_ends_with_its_key(world) {
         let key = world.store.create_key(world.tenant, &draft("a", &["admin"])).await.unwrap();
         let by_key = Login { key_id: Some(key.id.clone()), ..login(&world) };

@@ -56,7 +56,7 @@ fn there_is_no_sql_outside_store_and_db() {
         path.starts_with("engine/src/store")
             || path.starts_with("engine/src/db")
             || path.starts_with("postcommit/src/")
-            || path.contains("cli/doctor")
+            || path.contains("server/src/doctor")
     };
     assert_eq!(strays(&sql, home), Vec::<String>::new());
 }

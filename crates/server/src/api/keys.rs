@@ -4,8 +4,8 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use postcommit::Timestamp;
-use postcommit_channel::model::{Scope, Scopes};
-use postcommit_engine::store::{Key, KeyDraft, KeyError, KeyFilter};
+use postcommit_channel::model::Scope;
+use postcommit_engine::store::{Key, KeyDraft, KeyFilter};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Array, ArrayBuilder};
@@ -14,7 +14,8 @@ use super::page::{Listing, PageQuery};
 use super::{ProblemResponses, TenantQuery, one_of};
 use crate::app::AppState;
 use crate::auth::Administrator;
-use crate::problem::{Problem, ProblemKind};
+use crate::people;
+use crate::problem::Problem;
 use crate::read::{Body, Id, Params};
 
 /// Lists API keys, newest first, including revoked and expired ones, without their secrets.
@@ -67,25 +68,10 @@ pub async fn create_key(
     Administrator(caller): Administrator,
     Body(new): Body<NewKey>,
 ) -> Result<(StatusCode, Json<MadeKey>), Problem> {
-    let (given, most) = (new.scopes.len(), Scope::ALL.len());
-    if given > most {
-        return Err(Problem::invalid("scopes", format!("has {given} entries; at most {most} are allowed")));
-    }
-    let scopes = Scopes::from_names(&new.scopes).map_err(|problem| Problem::of_field(&problem))?;
-    if !caller.scopes().cover(&scopes) && scopes.names() != ["site"] {
-        return Err(Problem::new(
-            ProblemKind::Forbidden,
-            "a key cannot create a key with scopes that it does not have itself; use a key with these scopes",
-        )
-        .about("scopes"));
-    }
-    let draft = KeyDraft { name: new.name, scopes, expires_at: new.expires_at };
-    match caller.store(&app).create_key(caller.tenant(), &draft).await {
-        // The key is revealed here to return it once.
-        Ok(made) => Ok((StatusCode::CREATED, Json(MadeKey { id: made.id, token: made.token.reveal().to_owned() }))),
-        Err(KeyError::Database(problem)) => Err(problem.into()),
-        Err(refused) => Err(Problem::of_field(&refused.to_string())),
-    }
+    let draft = KeyDraft { scopes: people::scopes(&new.scopes)?, name: new.name, expires_at: new.expires_at };
+    let made = people::create_key(&app, &caller, &draft).await?;
+    // The key is revealed here to return it once.
+    Ok((StatusCode::CREATED, Json(MadeKey { id: made.id, token: made.token.reveal().to_owned() })))
 }
 
 /// Revokes a key immediately and permanently, and ends its sessions.
@@ -96,15 +82,6 @@ pub async fn revoke_key(
     Administrator(caller): Administrator,
     Id(id): Id<String>,
 ) -> Result<StatusCode, Problem> {
-    let store = caller.store(&app);
-    let key = store.key_row(caller.whose(), &id).await?.ok_or_else(|| Problem::not_found("key"))?;
-    if !caller.scopes().cover(&key.scopes) && key.scopes.names() != ["site"] {
-        return Err(Problem::new(
-            ProblemKind::Forbidden,
-            "a key cannot revoke a key with scopes that it does not have itself; use a key with these scopes",
-        ));
-    }
-    store.revoke_key(key.tenant, &id).await?;
-    app.auth.forget();
+    people::revoke_key(&app, &caller, &id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

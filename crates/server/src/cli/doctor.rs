@@ -1,45 +1,21 @@
-//! The command `postcommit doctor`: checks the installation, and says what needs attention and how to fix it. It
-//! changes nothing.
+//! The command `postcommit doctor`: prints what the checks of [`crate::doctor`] find.
 
-mod access;
-mod channels;
-mod delivering;
-mod shut;
-mod surroundings;
-mod unreadable;
-
-use std::time::Duration;
-
-use postcommit_channel::driver::{self, FailOn};
 use postcommit_channel::egress::Egress;
-use postcommit_channel::model::Provider;
-use postcommit_channel::secret::Secrets;
-use postcommit_engine::db::LATEST;
-use postcommit_engine::store::{NotDecrypted, Store};
-use serde::Serialize;
+use postcommit_engine::store::Store;
 
-use super::providers::retry_parked;
 use crate::app;
+use crate::doctor::access::refused_start;
+use crate::doctor::{Finding, Installation, examine_all, finding};
 use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
 
-#[derive(Serialize)]
-struct CheckResult {
-    check: &'static str,
-    /// The result: ok, note, warning or problem. Only a problem changes the exit code.
-    result: &'static str,
-    detail: String,
-}
-
-fn finding(check: &'static str, result: &'static str, detail: impl Into<String>) -> CheckResult {
-    CheckResult { check, result, detail: detail.into() }
-}
-
 pub async fn run(format: Format, settings: &Settings) -> CommandResult {
     let mut findings = vec![];
-    // Print the findings so far, even if a later check fails.
-    if let Err(failure) = examine(settings, &mut findings).await {
-        findings.push(finding("database", "problem", failure.to_string()));
+    if let Some(store) = open(settings, &mut findings).await? {
+        let egress = Egress::new(&settings.egress).map_err(|e| Failure::new(Exit::Usage, e.to_string()))?;
+        let (database, keys) = (settings.database.told(), app::keys(settings));
+        let installation = Installation { store: &store, database, keys: &keys, egress: &egress };
+        findings.extend(examine_all(&installation).await);
     }
     output::list(
         format,
@@ -49,230 +25,25 @@ pub async fn run(format: Format, settings: &Settings) -> CommandResult {
     Ok(if findings.iter().any(|f| f.result == "problem") { Exit::Failed } else { Exit::Ok })
 }
 
-async fn examine(settings: &Settings, findings: &mut Vec<CheckResult>) -> Result<(), Failure> {
-    let Some(store) = access::open(settings, findings).await? else { return Ok(()) };
-    findings.push(finding("database", "ok", format!("{}, schema version {LATEST}", settings.database.told())));
-    match store.is_read_only().await {
-        Ok(false) => {}
-        Ok(true) => findings.push(finding(
-            "database",
-            "problem",
-            "the database is read-only (a standby, or a file without write permission): nothing can be enqueued or \
-             delivered; check database.url",
-        )),
+/// Opens the store. If the schema of this version does not exist, adds a problem and returns `None`.
+async fn open(settings: &Settings, findings: &mut Vec<Finding>) -> Result<Option<Store>, Failure> {
+    let told = |problem: String| finding("database", "problem", format!("{}: {problem}", settings.database.told()));
+    if let Some(path) = app::missing_file(settings) {
+        findings.push(told(app::no_database(&path).to_string()));
+        return Ok(None);
+    }
+    let store = match Store::open(&settings.database.url).await {
+        Ok(store) => store,
         Err(problem) => {
-            findings.push(finding(
-                "database",
-                "problem",
-                format!("the database cannot be written: {problem}; check its disk and the permissions of this login"),
-            ));
-        }
-    }
-    findings.extend(access::examine(&store).await?);
-    findings.push(clock(&store).await?);
-    findings.extend(surroundings::durability(&store).await?);
-    findings.extend(surroundings::held_snapshots(&store).await?);
-    findings.extend(partitions(&store).await?);
-    let attendance = store.attendance().await?;
-    findings.push(delivering::judge(&attendance, store.now().await?));
-    findings.extend(queue(&store).await?);
-    findings.extend(reused_keys(&store).await?);
-    findings.extend(unreadable::look(&store).await?);
-    let providers = store.providers().await?;
-    if providers.is_empty() {
-        findings.push(finding(
-            "providers",
-            "warning",
-            "there is no provider, so nothing can be sent; create one with `postcommit providers create`",
-        ));
-    }
-    findings.extend(suspended(&store).await?);
-    let tenants = store.tenants().await?;
-    findings.extend(shut::examine(&store, &providers, &tenants).await?);
-    let (unopened, is_served) = (store.unopened(None).await?, attendance.workers > 0);
-    let parked = store.parked_as_config().await?;
-    for one in &providers {
-        let opened = Opened { not: unopened.get(&one.id), is_served };
-        let tenant = tenants.get(&one.tenant).map_or("default", String::as_str);
-        let found = provider(settings, one, tenant, &opened);
-        let found = if found.result == "ok" { channels::captured(one, &providers, found) } else { found };
-        findings.push(with_parked(found, one, tenant, parked.get(&one.id).copied().unwrap_or(0)));
-    }
-    findings.extend(channels::unserved(&store, &providers, &tenants).await?);
-    Ok(())
-}
-
-/// Compares the clocks of the host and the database. Leases use the database's clock, so a wrong clock of the host only
-/// affects the times in its logs.
-async fn clock(store: &Store) -> Result<CheckResult, Failure> {
-    let apart = store.now().await?.as_micros() - postcommit_channel::clock::now().as_micros();
-    let seconds = apart / 1_000_000;
-    Ok(match seconds.abs() {
-        0..=5 => finding("clock", "ok", "this host and the database agree"),
-        _ => finding(
-            "clock",
-            "warning",
-            format!(
-                "the clocks of the database and of this host differ by {} s; check time synchronisation",
-                seconds.abs()
-            ),
-        ),
-    })
-}
-
-async fn partitions(store: &Store) -> Result<Vec<CheckResult>, Failure> {
-    let Some(health) = store.partition_health().await? else { return Ok(vec![]) };
-    let ahead = match health.months_ahead {
-        months @ 2.. => finding("partitions", "ok", format!("partitions exist for the next {months} months")),
-        months => finding(
-            "partitions",
-            "problem",
-            format!(
-                "partitions exist only for the next {months} months; run `postcommit serve`, or SELECT \
-                 postcommit.make_partitions()"
-            ),
-        ),
-    };
-    let caught = (health.in_default > 0).then(|| {
-        finding(
-            "partitions",
-            "warning",
-            format!(
-                "{} rows are in the default partitions; SELECT postcommit.make_partitions() moves them to the partitions of their months",
-                health.in_default
-            ),
-        )
-    });
-    Ok(std::iter::once(ahead).chain(caught).collect())
-}
-
-/// Reports suspended tenants. Their deliveries do not count as late.
-async fn suspended(store: &Store) -> Result<Vec<CheckResult>, Failure> {
-    let tenants = store.suspended_tenants().await?;
-    Ok(tenants
-        .iter()
-        .map(|tenant| {
-            let why = tenant.suspended_reason.as_deref().unwrap_or("no reason was given");
-            finding(
-                "tenant",
-                "warning",
-                format!("{} is suspended: {why}; `postcommit tenants resume {}` resumes it", tenant.name, tenant.name),
-            )
-        })
-        .collect())
-}
-
-async fn queue(store: &Store) -> Result<Vec<CheckResult>, Failure> {
-    let health = store.queue_health().await?;
-    let waiting = format!("{} waiting, {} parked", health.waiting, health.parked);
-    let mut findings = vec![match health.oldest_due_s {
-        0..=600 if health.parked > 0 => {
-            finding("queue", "warning", format!("{waiting}: `postcommit deliveries list --state parked`"))
-        }
-        0..=600 => finding("queue", "ok", waiting),
-        late => finding(
-            "queue",
-            "problem",
-            format!(
-                "{waiting}; the oldest has been due for {late} s: check that a process delivers (see above), and that \
-                 the rate limit of its provider is not too low"
-            ),
-        ),
-    }];
-    if health.stale_settles > 0 {
-        findings.push(finding(
-            "leases",
-            "warning",
-            format!(
-                "{} results of sends came after their lease had expired and were not stored; if the number grows, \
-                 raise dispatch.lease_s",
-                health.stale_settles
-            ),
-        ));
-    }
-    Ok(findings)
-}
-
-async fn reused_keys(store: &Store) -> Result<Option<CheckResult>, Failure> {
-    let Some(reused) = store.key_conflicts(Duration::from_secs(7 * 86_400)).await? else { return Ok(None) };
-    let times = if reused.count == 1 { "once".to_owned() } else { format!("{} times", reused.count) };
-    let detail = format!(
-        "in the last 7 days an idempotency key was used again with other content {times}; the second notification was \
-         not sent. The last event type was {:?}; `postcommit notifications show {}` shows the notification that holds \
-         the key",
-        reused.event_type, reused.notification
-    );
-    Ok(Some(finding("keys", "warning", detail)))
-}
-
-/// The reports of the workers about the secrets of a provider.
-struct Opened<'a> {
-    /// The reason why no worker can decrypt the secrets.
-    not: Option<&'a NotDecrypted>,
-    /// Whether a worker runs.
-    is_served: bool,
-}
-
-fn provider(settings: &Settings, provider: &Provider, tenant: &str, opened: &Opened<'_>) -> CheckResult {
-    let flag = if tenant == "default" { String::new() } else { format!(" --tenant {tenant}") };
-    let detail = |text: String| {
-        if flag.is_empty() {
-            format!("{}: {text}", provider.name)
-        } else {
-            format!("{tenant}/{}: {text}", provider.name)
+            findings.push(told(problem.to_string()));
+            return Ok(None);
         }
     };
-    if let Some(why) = &provider.paused {
-        return finding(
-            "provider",
-            "problem",
-            detail(format!("paused: {why}; fix the cause, then `postcommit providers resume {}{flag}`", provider.name)),
-        );
+    if let Err(problem) = store.db().check_schema().await {
+        findings.push(told(problem.to_string()));
+        // Report it before the first `migrate`, because an administrator may have to grant the roles.
+        findings.extend(store.db().check_roles().await.err().map(|problem| refused_start(&problem.to_string())));
+        return Ok(None);
     }
-    if let Some(why) = opened.not {
-        let here = usable(settings, provider, false)
-            .err()
-            .map(|problem| format!(" On this host: {problem}"))
-            .unwrap_or_default();
-        let remedy = match &why.pass_on {
-            // The key may be on another host or in another directory, so it may not be lost.
-            Some(host) => format!(
-                "no server runs, and the passes on host {host} have no usable key; start a server that has the key, \
-                 or run the passes with it (secrets.key_file)"
-            ),
-            None => format!(
-                "start the server with the key that encrypted them; only if that key is lost, set them again: \
-                 `postcommit providers update {} --secret NAME=VALUE --new-secrets-key{flag}` on the host of the server",
-                provider.name
-            ),
-        };
-        let why = &why.reason;
-        let told = format!("nothing is sent, because its secrets cannot be decrypted: {why}; {remedy}.{here}");
-        return finding("provider", "problem", detail(told));
-    }
-    match usable(settings, provider, opened.is_served) {
-        Ok(()) => finding("provider", "ok", detail(format!("{} on {}", provider.driver, provider.channel))),
-        Err(problem) => finding("provider", "problem", detail(problem)),
-    }
-}
-
-/// Adds the command that retries the deliveries that are parked as `config`, because a resume does not retry them.
-fn with_parked(found: CheckResult, provider: &Provider, tenant: &str, parked: i64) -> CheckResult {
-    let Some(what) = retry_parked(&provider.name, tenant, parked) else { return found };
-    let (result, when) = if found.result == "problem" { ("problem", ". Then retry its ") } else { ("warning", "; ") };
-    finding(found.check, result, format!("{}{when}{what}", found.detail))
-}
-
-/// Checks that a driver can be built from the provider. Secrets that a worker has decrypted are not checked here,
-/// because `doctor` may run on a host without the key.
-fn usable(settings: &Settings, provider: &Provider, is_served: bool) -> Result<(), String> {
-    let open = |sealed: &Vec<u8>| app::keys(settings).existing()?.open(sealed, provider.tenant, &provider.name);
-    let secrets = match provider.secrets.as_ref().map(open) {
-        None => Secrets::new(),
-        Some(Ok(secrets)) => secrets,
-        Some(Err(_)) if is_served => return Ok(()),
-        Some(Err(problem)) => return Err(problem.to_string()),
-    };
-    let egress = Egress::new(&settings.egress).map_err(|e| e.to_string())?;
-    driver::of_provider(provider, &secrets, &egress, &FailOn::default()).map(drop)
+    Ok(Some(store))
 }

@@ -1,7 +1,5 @@
 //! The command `postcommit keys`.
 
-use std::time::Duration;
-
 use clap::{Args, Subcommand};
 use postcommit::Timestamp;
 use postcommit_channel::model::Scopes;
@@ -10,11 +8,9 @@ use serde_json::json;
 
 use super::{LimitArgs, acting, known_tenant};
 use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
+use crate::people::LINK_LASTS;
 use crate::settings::Settings;
 use crate::telemetry::say;
-
-/// The time for which a sign-in link is valid.
-pub const LINK_LASTS: Duration = Duration::from_secs(15 * 60);
 
 #[derive(Debug, Subcommand)]
 pub enum Keys {

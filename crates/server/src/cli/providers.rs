@@ -4,8 +4,6 @@ mod callback;
 mod shut;
 mod test;
 
-pub(super) use shut::retry_parked;
-
 use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand};

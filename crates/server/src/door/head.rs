@@ -13,8 +13,16 @@ const METHOD_BYTES: usize = 16;
 /// The segment after each of these prefixes is a name that applications choose. It may hold an encoded slash or
 /// backslash. The router splits a path before it decodes it, so an encoded slash stays within its segment. If a proxy
 /// decodes the slash first, the path matches no route or a route that needs the same rights.
-const NAMED_BY_OTHERS: [&str; 7] =
-    ["/v1/entities/", "/v1/event-types/", "/v1/inbox/", "/v1/lists/", "/v1/users/", "/lists/", "/users/"];
+const NAMED_BY_OTHERS: [&str; 8] = [
+    "/v1/entities/",
+    "/v1/event-types/",
+    "/v1/inbox/",
+    "/v1/lists/",
+    "/v1/users/",
+    "/event-types/",
+    "/lists/",
+    "/users/",
+];
 
 /// The result of searching for a head.
 #[derive(Debug, PartialEq, Eq)]
@@ -130,9 +138,10 @@ fn check_target(target: &str) -> Result<(), DoorRefusal> {
     if path.contains("//") {
         return Err(DoorRefusal::bad("the path contains an empty segment"));
     }
-    let named = NAMED_BY_OTHERS.iter().find(|prefix| path.starts_with(*prefix));
-    let named = named.map(|prefix| prefix.matches('/').count());
-    path.split('/').enumerate().try_for_each(|(place, segment)| check_segment(segment, named == Some(place)))
+    let named_by_others = NAMED_BY_OTHERS.iter().find(|prefix| path.starts_with(**prefix));
+    // The place of the segment after the prefix.
+    let name_at = named_by_others.map(|prefix| prefix.matches('/').count());
+    path.split('/').enumerate().try_for_each(|(place, segment)| check_segment(segment, name_at == Some(place)))
 }
 
 fn check_segment(segment: &str, is_named_by_others: bool) -> Result<(), DoorRefusal> {
@@ -250,6 +259,9 @@ mod tests {
             "/v1/inbox/a%5C..%5Cb",
             "/v1/inbox/..%5c..%2fkeys",
             "/v1/keys/a%5Cb",
+            "/keys/a%2Fb",
+            "/event-types/a/b%2Fc",
+            "/event-types/a%2F..%2Fb",
             "/a%5cb",
             "/../x",
             "/a/..",
@@ -281,6 +293,7 @@ mod tests {
             "/v1/event-types/a%2Fb",
             "/users/a%2Fb/address",
             "/lists/a%5Cb",
+            "/event-types/a%2Fb/delete",
         ] {
             assert!(
                 matches!(found(&format!("GET {target} HTTP/1.1\r\nhost: h\r\n\r\n")), HeadSearch::Head(..)),

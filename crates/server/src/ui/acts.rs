@@ -28,6 +28,11 @@ const PACES: [i32; 4] = [1, 10, 100, PACE];
 pub struct Fields(Vec<(String, String)>);
 
 impl Fields {
+    /// The fields of a form that is sent as a query.
+    pub fn of_query(query: &str) -> Self {
+        Self(form_urlencoded::parse(query.as_bytes()).into_owned().collect())
+    }
+
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0
             .iter()
@@ -75,7 +80,7 @@ pub struct Done {
 
 impl Done {
     /// Results that concern no deliveries.
-    const SAID: [(&str, &str); 14] = [
+    const SAID: &[(&str, &str)] = &[
         ("template-saved", "The template is saved as a new version."),
         ("template-same", "The template already has these values, so nothing was saved."),
         ("template-settings", "The settings of the template are saved. Its texts did not change."),
@@ -90,6 +95,13 @@ impl Done {
         ("members-changed", "The members of the list are changed."),
         ("suppressed", "The address is suppressed."),
         ("not-suppressed", "The suppression is removed."),
+        ("key-revoked", "The key is revoked, and its sessions have ended."),
+        ("signed-out", "The person is signed out."),
+        ("event-type-created", "The event type is declared."),
+        ("event-type-saved", "The event type is saved."),
+        ("event-type-deleted", "The declaration is deleted. Notifications of the event type are still accepted."),
+        ("view-saved", "The view is saved in this browser."),
+        ("view-deleted", "The view is deleted."),
     ];
     const ACTS: [(&str, &str); 5] = [
         ("retry", "pending again"),

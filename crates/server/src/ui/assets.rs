@@ -74,6 +74,14 @@ pub const PAGES: &[Embedded] = &[
     embedded!("pages", "member_lists.html"),
     embedded!("pages", "member_list.html"),
     embedded!("pages", "suppressions.html"),
+    embedded!("pages", "audit.html"),
+    embedded!("pages", "event_types.html"),
+    embedded!("pages", "event_type.html"),
+    embedded!("pages", "event_type_form.html"),
+    embedded!("pages", "system.html"),
+    embedded!("pages", "keys.html"),
+    embedded!("pages", "secret.html"),
+    embedded!("pages", "glossary.html"),
 ];
 
 impl Embedded {

@@ -3,10 +3,12 @@
 //! padding of `.plot`.
 
 mod bars;
+mod histogram;
 mod number;
 mod scale;
 
 pub use bars::{Bar, bars};
+pub use histogram::histogram;
 pub use number::{duration, exact, grouped, plain, ratio, spread, told_apart, value, with_unit};
 pub use scale::Scale;
 
@@ -104,6 +106,11 @@ pub fn text(p: f64, y: f64, text: &str) -> String {
         _ => "middle",
     };
     format!(r#"<text x="{p:.2}%" y="{y}" text-anchor="{anchor}">{}</text>"#, escape(text))
+}
+
+/// A text that begins a little to the right of a position.
+fn text_from(p: f64, y: f64, text: &str) -> String {
+    format!(r#"<text x="{p:.2}%" y="{y:.1}" dx="6">{}</text>"#, escape(text))
 }
 
 /// A text to the left of the chart.

@@ -14,6 +14,7 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::frame::Visitor;
+use super::glossary;
 use super::notifications::row::why;
 use super::words::shown;
 use crate::app::{App, AppState};
@@ -76,6 +77,7 @@ pub async fn page(
         id => note.id.to_string(),
         state => overall(&rows),
         sentence => sentence(&rows, &chosen),
+        meaning => glossary::entry_of(&chosen),
         has_more,
         count => rows.len(),
         lines => shown(rows.iter().map(|row| line(row, &chosen)).collect::<Vec<_>>()),
@@ -197,6 +199,7 @@ fn acts(visitor: &Visitor, note: &StoredNotification, row: &DeliveryRow) -> Valu
         discard => is(&["parked"]),
         cancel => is(&["pending", "retrying"]),
         mark => is(&["sent"]) || (may && is_unknown),
+        suppress => visitor.may(Scope::Edit) && row.target.is_some() && row.channel.is_some(),
         resend => is(&["sent", "delivered"]) && note.entity.is_some() && row.channel.is_some(),
     }
 }

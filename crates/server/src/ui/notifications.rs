@@ -1,12 +1,14 @@
 //! The list of deliveries, with its filters and pages (E12).
 
+pub mod errors;
 pub mod export;
 pub mod filter;
 pub mod row;
+pub mod views;
 
 use axum::extract::{RawQuery, State};
-use axum::http::StatusCode;
 use axum::http::header::LOCATION;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use minijinja::context;
 use postcommit_channel::model::{CHANNELS, Scope};
@@ -15,9 +17,9 @@ use serde::Serialize;
 
 use super::frame::Visitor;
 use super::words::{grouped, shown};
-use crate::app::AppState;
+use crate::app::{App, AppState};
 use crate::problem::ProblemPage;
-use filter::{Filter, PERIODS, error_classes, reasons};
+use filter::{ENDED, Filter, PERIODS, error_classes, reasons};
 use row::Row;
 
 /// The number of rows of a page.
@@ -36,38 +38,58 @@ struct StatePill {
 pub async fn list(
     State(app): State<AppState>,
     visitor: Visitor,
+    headers: HeaderMap,
     RawQuery(query): RawQuery,
 ) -> Result<Response, ProblemPage> {
-    let filter = match Filter::read(query.as_deref().unwrap_or_default())? {
-        Ok(filter) => filter,
-        Err(fields) => return Ok((StatusCode::SEE_OTHER, [(LOCATION, visitor.link(&fields))]).into_response()),
-    };
-    let store = visitor.store(&app);
+    match Filter::read(query.as_deref().unwrap_or_default())? {
+        Ok(filter) => draw(&app, &visitor, &headers, &filter, StatusCode::OK, None).await,
+        Err(fields) => Ok((StatusCode::SEE_OTHER, [(LOCATION, visitor.link(&fields))]).into_response()),
+    }
+}
+
+/// Draws the list. `refused` is the name of a view that was not saved, and why.
+async fn draw(
+    app: &App,
+    visitor: &Visitor,
+    headers: &HeaderMap,
+    filter: &Filter,
+    status: StatusCode,
+    refused: Option<(&str, String)>,
+) -> Result<Response, ProblemPage> {
+    let store = visitor.store(app);
     let of_store = filter.of_store(store.now().await?, app.stuck_after)?;
     let of_store = DeliveryFilter { tenant: visitor.caller.whose(), limit: ROWS, ..of_store };
     let page = store.delivery_rows(&of_store).await?;
-    let kpis = app.tallies.current(&app, &visitor.caller).await?;
+    let kpis = app.tallies.current(app, &visitor.caller).await?;
     let rows: Vec<Row> = page.rows.into_iter().map(Row::from).collect();
     let acts = visitor.may(Scope::Operate);
+    let views = views::kept(headers, filter);
     let content = context! {
-        pills => shown(pills(&filter, &kpis)),
+        pills => shown(pills(filter, &kpis)),
         has_parked => acts && rows.iter().any(|row| row.is_parked),
-        all => shown(acts.then(|| all_that_match(&filter, &kpis)).flatten()),
+        all => shown(acts.then(|| all_that_match(filter, &kpis)).flatten()),
         query => filter.query(),
         chips => shown(filter.chips()),
         words => filter.get("title"),
-        fields => shown(fields(&filter)),
+        fields => shown(fields(filter)),
         channels => CHANNELS.to_vec(),
         error_classes => shown(error_classes()),
         reasons => shown(reasons()),
         periods => shown(PERIODS),
+        errors => shown(errors::groups(app, visitor, filter).await?),
         older => page.more.map(|more| filter.older(more)),
         newer => filter.newer(),
         is_first_page => filter.is_first_page(),
         is_filtered => !filter.has_only(&[]),
         rows => shown(rows),
+        chosen_view => views.iter().find(|view| view.is_chosen).map(|view| view.name.as_str()),
+        views => shown(&views),
+        // A refused view is answered at another address, which is no way back.
+        back => refused.is_some().then(|| visitor.link(&filter.first_page())),
+        view_chars => views::NAME_CHARS,
+        refused => shown(refused),
     };
-    visitor.page(&app, "notifications.html", "Notifications", content).await
+    visitor.page_as(app, status, "notifications.html", "Notifications", content).await
 }
 
 /// The links that choose a state. Only live and parked deliveries are counted: the others are history, and counting
@@ -95,7 +117,7 @@ fn pills(filter: &Filter, kpis: &Kpis) -> Vec<StatePill> {
         pill("Sent", "sent", None),
         pill("Delivered", "delivered", None),
         pill("Skipped", "skipped", None),
-        pill("Ended", "discarded,cancelled,expired", None),
+        pill("Ended", ENDED, None),
     ]
 }
 

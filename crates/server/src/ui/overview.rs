@@ -1,6 +1,7 @@
 //! The overview: what is going on, and whether something needs a person (E10, E11).
 
 mod lanes;
+mod latency;
 
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use super::words::{grouped, shown, span};
 use crate::app::{App, AppState};
 use crate::problem::{Problem, ProblemPage};
 use lanes::{Lane, lanes};
+use latency::Latencies;
 
 /// A period that the page can show: its name, its words, its length in minutes, and the minutes of one bar.
 struct Range {
@@ -64,7 +66,14 @@ pub async fn page(
     let range = range(query.as_deref().unwrap_or_default())?;
     let interval = Duration::from_secs(range.minutes * 60);
     let kpis = app.tallies.over(&app, &visitor.caller, Some(KpiGrouping::Provider), interval).await?;
-    let all = lanes(&app, &visitor, &kpis).await?;
+    let store = visitor.store(&app);
+    let providers = match visitor.caller.whose() {
+        Some(tenant) => store.providers_of(tenant).await?,
+        None => store.providers().await?,
+    };
+    let latencies = Latencies::newest(&store, &providers).await?;
+    let tenants = if visitor.sees_all() { store.tenants().await? } else { Default::default() };
+    let all = lanes(&providers, &tenants, &kpis, &latencies);
     let attention = attention(&app, &visitor, &kpis, &all).await?;
     let (bars, rows) = throughput(&app, &visitor, range).await?;
     let title = format!("Delivered, captured and parked deliveries, {}.", range.bar_words);
@@ -76,6 +85,7 @@ pub async fn page(
         chart_title => format!("Delivered and parked, {}", range.bar_words),
         chart => Value::from_safe_string(chart::bars(&bars, &title)),
         chart_rows => shown(rows),
+        latency => latencies.shown(),
         lanes => shown(all),
     };
     visitor.page(&app, "overview.html", "Overview", content).await

@@ -49,6 +49,19 @@ pub struct Session {
     csrf: Hash,
 }
 
+/// A valid session as a list shows it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SessionRow {
+    pub login: Login,
+    /// The tenant's name.
+    pub tenant_name: String,
+    pub created_at: Timestamp,
+    /// When the session was last renewed, to the minute.
+    pub last_seen_at: Timestamp,
+    /// When the session expires unless it is renewed.
+    pub expires_at: Timestamp,
+}
+
 impl Session {
     /// Returns whether this is the session's CSRF token.
     pub fn accepts_csrf(&self, given: &str) -> bool {
@@ -179,6 +192,37 @@ impl Store {
         self.change(sql, vec![session.login.tenant.into(), token.hash().into()], entry).await
     }
 
+    /// Reads valid sessions, the last used first. `tenant` limits them to one tenant, and `actor` to one person.
+    pub async fn session_rows(
+        &self,
+        tenant: Option<i32>,
+        actor: Option<&str>,
+        limit: i64,
+    ) -> Result<Vec<SessionRow>, DbError> {
+        let sql = format!(
+            "SELECT s.tenant, s.key_id, s.actor, s.scopes, t.name, s.created_at, s.last_seen_at, s.expires_at
+             FROM postcommit.session s
+             JOIN postcommit.tenant t ON t.id = s.tenant
+             WHERE s.expires_at > {{now}} AND s.tenant = coalesce($1, s.tenant) AND s.actor = coalesce($2, s.actor)
+               AND {}
+             ORDER BY s.last_seen_at DESC, s.created_at DESC
+             LIMIT $3",
+            key_stands("s")
+        );
+        let rows = self.db.query(&sql, vec![tenant.into(), actor.into(), limit.into()]).await?;
+        rows.iter().map(session_row).collect()
+    }
+
+    /// Ends all sessions of a person, and voids the sign-in links that the person has not used. Returns false if the
+    /// person has no session.
+    pub async fn sign_out(&self, tenant: i32, actor: &str) -> Result<bool, DbError> {
+        let deletes = ["session", "login_link"].map(|table| {
+            let sql = format!("DELETE FROM postcommit.{table} WHERE tenant = $1 AND actor = $2");
+            (sql, vec![Value::from(tenant), actor.into()])
+        });
+        self.change_all(deletes.into(), 0, AuditEntry::new(tenant, "session.sign_out", actor)).await
+    }
+
     /// Deletes expired sessions and links. Returns the number of deleted rows.
     pub async fn purge_sessions_once(&self) -> Result<u64, DbError> {
         let purges = [
@@ -206,6 +250,16 @@ fn login(row: &Row) -> Result<Login, DbError> {
         key_id: row.get(1)?,
         actor: row.get(2)?,
         scopes: known(&row.get::<Vec<String>>(3)?),
+    })
+}
+
+fn session_row(row: &Row) -> Result<SessionRow, DbError> {
+    Ok(SessionRow {
+        login: login(row)?,
+        tenant_name: row.get(4)?,
+        created_at: row.get(5)?,
+        last_seen_at: row.get(6)?,
+        expires_at: row.get(7)?,
     })
 }
 

@@ -4,6 +4,7 @@ use postcommit_channel::model::Provider;
 use postcommit_engine::store::{CloseOutcome, MAX_CLOSED_HOSTS, Store};
 use serde_json::Value;
 
+use crate::doctor::retry_parked;
 use crate::output::{Exit, Failure};
 use crate::telemetry::say;
 
@@ -48,17 +49,6 @@ pub async fn resume_host(store: &Store, tenant: i32, provider: &Provider, host: 
     };
     let name = &provider.name;
     Err(Failure::new(Exit::NotFound, format!("provider {name} neither pauses nor holds host {host}; {named}")))
-}
-
-/// The command that retries the deliveries of a provider that are parked as `config`. `None` if there are none.
-pub fn retry_parked(provider: &str, tenant: &str, parked: i64) -> Option<String> {
-    let flag = if tenant == "default" { String::new() } else { format!(" --tenant {tenant}") };
-    (parked > 0).then(|| {
-        format!(
-            "deliveries parked as config: {parked}; `postcommit deliveries retry --provider {provider} --reason \
-             config{flag}` retries them"
-        )
-    })
 }
 
 /// Prints that a resume does not retry the deliveries that were parked when the provider was paused.

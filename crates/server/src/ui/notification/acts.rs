@@ -1,13 +1,13 @@
-//! Acts on one notification or delivery: cancel, send again, mark as delivered. Each asks first.
+//! Acts on one notification or delivery: cancel, send again, mark as delivered, suppress its address. Each asks first.
 
 use axum::extract::{Path, State};
 use axum::response::Response;
 use postcommit_channel::model::DeliveryId;
-use postcommit_engine::store::{Acted, Resend};
+use postcommit_engine::store::{Acted, Resend, SuppressionDraft};
 use uuid::Uuid;
 
 use super::super::acts::{Done, Fields, Posted, see};
-use super::super::confirm::Question;
+use super::super::confirm::{Choice, Question};
 use super::super::frame::Visitor;
 use crate::app::AppState;
 use crate::notifications::resend as send_again;
@@ -122,4 +122,54 @@ pub async fn resend(
     let accepted = send_again(&visitor.store(&app), &all, note.tenant, &wish, |request| request).await;
     let accepted = accepted.map_err(Problem::from)?.ok_or_else(none)?;
     Ok(see(Done::one("resend").at(&visitor.link(&format!("/notifications/{}", accepted.id)))))
+}
+
+/// The reasons for a suppression that the page offers.
+const REASONS: [&str; 4] =
+    ["the address does not work", "the recipient asked for it", "the address belongs to somebody else", "complaint"];
+
+/// Suppresses the address of a delivery on its channel.
+pub async fn suppress(
+    State(app): State<AppState>,
+    visitor: Visitor,
+    Path((id, n)): Path<(String, String)>,
+    form: Posted,
+) -> Result<Response, ProblemPage> {
+    let fields: Fields = form?.into();
+    let none = || Problem::not_found("delivery");
+    let n: i32 = n.parse().map_err(|_| none())?;
+    let id = DeliveryId { notification: id.parse().map_err(|_| none())?, n };
+    let store = visitor.store(&app);
+    let row = store.delivery_row(visitor.caller.whose(), id, true).await?.ok_or_else(none)?;
+    let key = store.delivery_key(visitor.caller.whose(), id).await?.ok_or_else(none)?;
+    let (Some(channel), Some(address)) = (row.channel, row.address) else {
+        let detail = "the delivery has no address yet, so there is nothing to suppress";
+        return Err(Problem::new(ProblemKind::StateConflict, detail).into());
+    };
+    if !fields.is_yes("confirmed") {
+        let to = row.target.unwrap_or_default();
+        let question = Question {
+            title: "Suppress this address?".into(),
+            says: format!(
+                "Nothing is sent to {to} over {channel} any more, until somebody removes the suppression. What was sent \
+                 already stays sent."
+            ),
+            button: "Suppress the address".into(),
+            is_final: true,
+            action: format!("/notifications/{}/{n}/suppress", id.notification),
+            fields: fields.repeated(&["back"]),
+            choice: Some(Choice {
+                name: "reason",
+                label: "Reason",
+                options: REASONS.map(|reason| (reason.to_owned(), reason.to_owned())).to_vec(),
+            }),
+            back: fields.back(),
+            ..Question::default()
+        };
+        return question.ask(&app, &visitor).await;
+    }
+    let reason = fields.get("reason").unwrap_or(REASONS[0]).to_owned();
+    let draft = SuppressionDraft { channel, address, reason, until: None };
+    store.suppress(key.tenant, &draft).await.map_err(Problem::from)?;
+    Ok(see(Done::one("suppressed").at(&fields.back())))
 }

@@ -64,6 +64,9 @@ pub const PERIODS: [(&str, &str, u64); 5] = [
     ("30d", "30 days", 2_592_000),
 ];
 
+/// The states of the pill for deliveries that ended without being sent.
+pub const ENDED: &str = "discarded,cancelled,expired";
+
 /// The maximum number of words of the search.
 const WORDS: usize = 8;
 /// How many earlier pages the address of a page remembers.
@@ -203,9 +206,14 @@ impl Filter {
         self.cursor.is_none()
     }
 
-    /// The fields in force, without the state, which the pills show.
+    /// The fields in force, without a state that the pills show.
     pub fn chips(&self) -> Vec<Chip> {
-        let shown = self.fields.iter().filter(|(name, _)| name != "state" && name != "stuck" && name != "title");
+        let has_pill = |name: &str, value: &str| match name {
+            "state" => !value.contains(',') || value == ENDED,
+            "stuck" | "title" => true,
+            _ => false,
+        };
+        let shown = self.fields.iter().filter(|(name, value)| !has_pill(name, value));
         let chip = |(name, value): &(String, String)| {
             let label = FIELDS.iter().find(|(field, _)| field == name).map_or("", |(_, label)| label);
             Chip { label, value: told(name, value), without: self.with(name, "").first_page() }
@@ -292,6 +300,7 @@ fn told(name: &str, value: &str) -> String {
     match name {
         "since" => PERIODS.iter().find(|(period, ..)| *period == value).map_or(value, |(_, words, _)| words).to_owned(),
         "error_class" | "reason" => sentence_case(value),
+        "state" => value.replace(',', ", "),
         "unclear" if value == "true" => "yes".into(),
         _ => value.to_owned(),
     }
@@ -307,7 +316,7 @@ fn ago(now: Timestamp, period: &str) -> Result<Timestamp, Problem> {
 }
 
 /// A time as the browser's field sends it, `2026-03-15T08:12`, in UTC; or with seconds and a zone.
-fn time(name: &str, value: &str) -> Result<Timestamp, Problem> {
+pub fn time(name: &str, value: &str) -> Result<Timestamp, Problem> {
     let wrong = || {
         Problem::invalid(
             name,

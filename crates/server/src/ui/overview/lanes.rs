@@ -1,24 +1,18 @@
 //! The lanes of the overview: the state, the success and the latency of each provider.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use postcommit_channel::clock;
 use postcommit_channel::model::Provider;
-use postcommit_engine::db::DbError;
 use postcommit_engine::store::{KpiGroup, Kpis};
 use serde::Serialize;
 
 use super::Attention;
-use crate::app::App;
-use crate::ui::frame::Visitor;
+use super::latency::{Latencies, in_words};
 use crate::ui::words::{grouped, relative};
 
 /// The maximum number of lanes that are shown, the closed ones and the busiest first.
 const LANES: usize = 12;
-/// The number of newest attempts of a tenant from which latencies are computed.
-const ATTEMPTS: i64 = 500;
-/// The maximum number of tenants whose latencies are computed, for people who see all of them.
-const TENANTS: usize = 5;
 
 /// A provider's lane.
 #[derive(Serialize)]
@@ -54,38 +48,21 @@ impl Lane {
     }
 }
 
-/// The lanes of the tenant, or of all tenants.
-pub async fn lanes(app: &App, visitor: &Visitor, kpis: &Kpis) -> Result<Vec<Lane>, DbError> {
-    let store = visitor.store(app);
-    let providers = match visitor.caller.whose() {
-        Some(tenant) => store.providers_of(tenant).await?,
-        None => store.providers().await?,
-    };
-    let tenants = if visitor.sees_all() { store.tenants().await? } else { Default::default() };
-    let mut latencies: HashMap<(i32, String), Vec<i32>> = HashMap::new();
-    let mut seen: Vec<i32> = providers.iter().map(|provider| provider.tenant).collect();
-    seen.sort_unstable();
-    seen.dedup();
-    for tenant in seen.into_iter().take(TENANTS) {
-        for attempt in store.newest_attempts(tenant, ATTEMPTS).await? {
-            if let Some(provider) = attempt.provider {
-                latencies.entry((tenant, provider)).or_default().push(attempt.latency_ms);
-            }
-        }
-    }
+/// The lanes of these providers.
+pub fn lanes(providers: &[Provider], tenants: &BTreeMap<i32, String>, kpis: &Kpis, latencies: &Latencies) -> Vec<Lane> {
     let mut all: Vec<(i64, Lane)> = Vec::with_capacity(providers.len());
     for provider in providers {
         let tenant = tenants.get(&provider.tenant).cloned();
         let group = kpis.groups.iter().find(|group| group.label == provider.name && group.tenant == tenant);
-        let took = latencies.remove(&(provider.tenant, provider.name.clone())).unwrap_or_default();
         let busy = group.map_or(0, |group| group.kpi.delivered + group.kpi.captured + group.kpi.queue.total);
-        all.push((busy, lane(&provider, tenant.filter(|_| tenants.len() > 1), group, took)));
+        let median = latencies.median_of(provider.tenant, &provider.name);
+        all.push((busy, lane(provider, tenant.filter(|_| tenants.len() > 1), group, median)));
     }
     all.sort_by_key(|(busy, lane)| (lane.closed.is_none(), std::cmp::Reverse(*busy)));
-    Ok(all.into_iter().map(|(_, lane)| lane).take(LANES).collect())
+    all.into_iter().map(|(_, lane)| lane).take(LANES).collect()
 }
 
-fn lane(provider: &Provider, tenant: Option<String>, group: Option<&KpiGroup>, took: Vec<i32>) -> Lane {
+fn lane(provider: &Provider, tenant: Option<String>, group: Option<&KpiGroup>, median: Option<i32>) -> Lane {
     let held = provider.held_until.filter(|until| *until > clock::now());
     let (closed, reason) = match (&provider.paused, held) {
         _ if !provider.enabled => (Some("disabled"), String::new()),
@@ -104,7 +81,7 @@ fn lane(provider: &Provider, tenant: Option<String>, group: Option<&KpiGroup>, t
         closed,
         reason,
         success: success(group),
-        latency: latency(took),
+        latency: median.map_or_else(|| "–".into(), in_words),
         waiting: group.map_or(0, |group| group.kpi.queue.total),
         href: format!("/notifications?provider={name}"),
     }
@@ -117,10 +94,4 @@ fn success(group: Option<&KpiGroup>) -> String {
         _ if failed == 0 => "100 %".into(),
         all => format!("{:.1} %", (good as f64 / all as f64 * 1000.0).floor() / 10.0),
     }
-}
-
-/// The latency that half of the newest attempts did not exceed.
-fn latency(mut took: Vec<i32>) -> String {
-    took.sort_unstable();
-    took.get(took.len() / 2).map_or_else(|| "–".into(), |median| format!("{} ms", grouped((*median).into())))
 }

@@ -61,6 +61,7 @@ fn axe_finds_no_violation_on_any_page_in_both_themes() {
         let (one, job) =
             (format!("/notifications/{}", parked.as_str().unwrap()), format!("/jobs/{}", job["id"].as_str().unwrap()));
         plant_people_and_templates(&desk);
+        let _ = desk.app.ops().post("/v1/event-types?tenant=default", &json!({"name": "good"})).expect(201);
         for theme in ["light", "dark"] {
             desk.browser.prefer(theme);
             for path in [
@@ -73,6 +74,13 @@ fn axe_finds_no_violation_on_any_page_in_both_themes() {
                 &job,
                 "/notifications/x",
                 "/?range=x",
+                "/glossary",
+                "/audit?from=soon",
+                "/audit",
+                "/event-types",
+                "/event-types/good",
+                "/system",
+                "/keys",
                 "/login",
                 "/templates",
                 "/templates?new=yes",

@@ -101,6 +101,53 @@ fn e12_pages_lead_to_older_deliveries_and_back() {
 }
 
 #[test]
+fn e12_errors_are_grouped_beside_the_list_and_each_filters_it() {
+    let desk = Desk::new(Kind::Sqlite);
+    desk.plant();
+    desk.open_until("/notifications", "Errors");
+    let groups = desk.texts("[aria-label=Errors] a");
+    assert_eq!((groups.as_array().unwrap().len(), desk.text("[aria-label=Errors] .count").as_str()), (1, "2"));
+    desk.picture("errors");
+    desk.click("[aria-label=Errors] a");
+    desk.until("location.search.includes('error_code=')");
+    assert_eq!(rows(&desk), ["Invoice 1", "Invoice 2"], "as many as the link promises");
+    assert_eq!(desk.text("[aria-current=true] .count"), "2");
+    desk.says("retrying, parked");
+    // Narrowed otherwise, the list shows fewer than are counted, so nothing is promised.
+    desk.open("/notifications?entity=1");
+    assert_eq!(desk.count("[aria-label=Errors]"), 0);
+}
+
+#[test]
+fn e12_a_filter_is_kept_as_a_view_without_script() {
+    let desk = Desk::new(Kind::Sqlite);
+    desk.browser.disable_scripts();
+    desk.plant();
+    desk.open("/notifications");
+    assert_eq!(desk.count("#view"), 0, "the whole list needs no view");
+    desk.open("/notifications?state=parked&entity=2");
+    desk.fill("#view", HOSTILE.get(..40).unwrap());
+    desk.press("Save view");
+    desk.says("The view is saved in this browser.");
+    desk.open("/notifications");
+    assert_eq!(desk.texts("[aria-label='Saved views'] a"), json!([HOSTILE.get(..40).unwrap().trim()]));
+    desk.click("[aria-label='Saved views'] a");
+    desk.until("location.search === '?state=parked&entity=2'");
+    assert_eq!(rows(&desk), ["Invoice 2"]);
+    desk.picture("views");
+    desk.is_unhurt();
+    desk.press("Delete this view");
+    desk.says("The view is deleted.");
+    assert_eq!(desk.count("[aria-label='Saved views']"), 0);
+    // A name that is too long comes back with the limit.
+    let (reader, csrf) = session(&desk.app, "default", "read");
+    let long = format!("csrf_token={csrf}&filter=state%3Dparked&name={}", "x".repeat(61));
+    let refused = reader.send_as("application/x-www-form-urlencoded", "POST", "/notifications/views", long.as_bytes());
+    let said = refused.expect(422).text();
+    assert!(said.contains("1 to 60 are allowed") && said.contains(&format!("value=\"{}\"", "x".repeat(61))), "{said}");
+}
+
+#[test]
 fn b7_what_may_have_arrived_is_left_out_unless_it_is_ticked() {
     let desk = Desk::new(Kind::Sqlite);
     let draft = json!({"name": "catcher", "driver": "capture", "channel": "*", "guarantee": "at_most_once", "settings": {"fail_on": "unclear=bad"}});

@@ -22,9 +22,15 @@ fn e10_the_overview_shows_numbers_lanes_and_what_needs_a_person() {
     desk.press("Show as table");
     desk.until("document.querySelector('.as-table tbody').checkVisibility()");
     assert_eq!(
-        desk.browser.run("return [...document.querySelectorAll('.as-table tbody td.num')].map((e) => e.textContent)"),
+        desk.browser
+            .run("return [...document.querySelectorAll('[aria-labelledby=h-chart] td.num')].map((e) => e.textContent)"),
         json!(["0", "2", "2"])
     );
+    // Every attempt is in the histogram of latencies, and its table has the same numbers.
+    let said = desk.text("[aria-labelledby=h-latency] .soft");
+    assert!(said.starts_with("Of the newest 4 attempts, half were answered within "), "{said}");
+    let counts = "return [...document.querySelectorAll('[aria-labelledby=h-latency] td.num')].reduce((sum, e) => sum + +e.textContent, 0)";
+    assert_eq!(desk.browser.run(counts), json!(4));
     desk.picture("overview");
     // A paused lane with hostile words as its reason, and deliveries that wait for it.
     let reason: String = HOSTILE.chars().take(200).collect();

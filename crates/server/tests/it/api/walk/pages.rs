@@ -56,6 +56,10 @@ fn form_of(page: &Page, whose: &Planted) -> String {
         "/suppressions/remove" => {
             format!("channel=email&address={}-suppressed%40example.com&confirmed=yes", whose.name)
         }
+        "/keys" | "/keys/sign-in-links" => "name=made-by-the-walk&person=made-by-the-walk&scopes=read".to_owned(),
+        "/notifications/views" | "/notifications/views/delete" => "name=x&filter=state%3Dparked".to_owned(),
+        "/event-types" => "name=made-by-the-page-walk".to_owned(),
+        "/keys/sign-out" => format!("actor=login%3Anobody&of={}&confirmed=yes", whose.name),
         _ => format!("id={parked}&confirmed=yes"),
     }
 }
@@ -123,7 +127,9 @@ on_both! {
                 // The result of a test is shown beside the draft.
                 ("POST", "/templates/{id}/test") => 200..=200,
                 ("GET", _) => 200..=200,
-                (_, "/notifications/{id}/resend" | "/deliveries/mark-delivered") => 409..=409,
+                // What is made is shown in the answer, this once.
+                (_, "/keys" | "/keys/sign-in-links") => 200..=200,
+                (_, "/notifications/{id}/resend" | "/notifications/{id}/{n}/suppress" | "/deliveries/mark-delivered") => 409..=409,
                 _ => 303..=303,
             };
             assert!(served.contains(&answer.status), "{} answers {}: {}", page.path, answer.status, answer.text());

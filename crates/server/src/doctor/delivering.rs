@@ -3,7 +3,7 @@
 use postcommit::Timestamp;
 use postcommit_engine::store::Attendance;
 
-use super::{CheckResult, finding};
+use super::{Finding, finding};
 
 /// The age in seconds from which a heartbeat is late. A dispatcher writes a heartbeat every 15 seconds; after two
 /// missed heartbeats it may have ended.
@@ -17,7 +17,7 @@ const REMEDY: &str = "start `postcommit serve` or `postcommit serve --role worke
 
 /// Decides whether a process delivers. A single pass that an operator ran is not enough: if deliveries are due and the
 /// last pass is longer ago than the usual interval of passes, the check warns.
-pub fn judge(there: &Attendance, now: Timestamp) -> CheckResult {
+pub fn judge(there: &Attendance, now: Timestamp) -> Finding {
     let ago = |at: Option<Timestamp>| at.map(|at| now.since(at).as_secs());
     let job = if there.jobs == 1 { "job" } else { "jobs" };
     let waiting = format!("{} due, {} {job} open", there.due, there.jobs);
@@ -49,7 +49,7 @@ pub fn judge(there: &Attendance, now: Timestamp) -> CheckResult {
 
 /// The finding if dispatchers have a current heartbeat. The heartbeat of a killed dispatcher stays current for a
 /// minute.
-fn running(there: &Attendance, [latest, oldest]: [u64; 2], waiting: &str) -> CheckResult {
+fn running(there: &Attendance, [latest, oldest]: [u64; 2], waiting: &str) -> Finding {
     let workers = there.workers;
     let beats = match workers {
         1 => format!("the last heartbeat {latest} s ago"),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use postcommit_engine::store::{Durability, HeldSnapshot, Holder, Store};
 
-use super::{CheckResult, finding};
+use super::{Finding, finding};
 use crate::output::Failure;
 
 /// A snapshot that is held for longer is reported. A backup may hold a snapshot for longer.
@@ -15,16 +15,16 @@ const HELD_TOO_LONG: Duration = Duration::from_secs(24 * 3600);
 const HELD_TRANSACTIONS: i64 = 100_000;
 
 /// Reports server settings with which a crash can lose data.
-pub async fn durability(store: &Store) -> Result<Vec<CheckResult>, Failure> {
+pub async fn durability(store: &Store) -> Result<Vec<Finding>, Failure> {
     Ok(store.durability().await?.map(|durability| told(&durability)).unwrap_or_default())
 }
 
 /// Reports snapshots that prevent vacuum from removing rows.
-pub async fn held_snapshots(store: &Store) -> Result<Vec<CheckResult>, Failure> {
+pub async fn held_snapshots(store: &Store) -> Result<Vec<Finding>, Failure> {
     Ok(store.held_snapshots(HELD, HELD_TRANSACTIONS).await?.iter().map(held).collect())
 }
 
-fn told(durability: &Durability) -> Vec<CheckResult> {
+fn told(durability: &Durability) -> Vec<Finding> {
     let mut findings = vec![];
     if !durability.fsync {
         let cost = "fsync is off on the server: if its machine crashes, the whole cluster may be lost, with all \
@@ -70,7 +70,7 @@ fn named(place: &str) -> String {
     }
 }
 
-fn held(snapshot: &HeldSnapshot) -> CheckResult {
+fn held(snapshot: &HeldSnapshot) -> Finding {
     let result = if snapshot.age.is_some_and(|age| age > HELD_TOO_LONG) { "problem" } else { "warning" };
     let since = match snapshot.age {
         Some(age) => format!("for {}", spelt(age)),

@@ -8,7 +8,7 @@ use postcommit::Timestamp;
 use postcommit_channel::model::{Provider, can_follow};
 use postcommit_engine::store::{ClosedHost, Store};
 
-use super::{CheckResult, finding};
+use super::{Finding, finding};
 use crate::output::Failure;
 
 /// A hold that lasts longer than this is reported.
@@ -22,7 +22,7 @@ pub async fn examine(
     store: &Store,
     providers: &[Provider],
     tenants: &BTreeMap<i32, String>,
-) -> Result<Vec<CheckResult>, Failure> {
+) -> Result<Vec<Finding>, Failure> {
     let (now, hosts, count) =
         (store.now().await?, store.closed_hosts(None, None, TOLD as i64).await?, store.count_closed(None).await?);
     let named = |provider: &Provider| NamedProvider::of(provider, tenants);
@@ -31,7 +31,7 @@ pub async fn examine(
         .iter()
         .filter_map(|host| Some((named(providers.iter().find(|provider| provider.id == host.lane)?), host)));
     let chains = providers.iter().filter_map(|provider| broken_chain(&named(provider), provider, providers));
-    let mut findings: Vec<CheckResult> =
+    let mut findings: Vec<Finding> =
         lanes.chain(chains).chain(told.map(|(name, host)| shut_host(&name, host, now))).collect();
     let untold = count.hosts_paused + count.hosts_held - i64::try_from(hosts.len()).unwrap_or(0);
     if hosts.len() == TOLD && untold > 0 {
@@ -66,7 +66,7 @@ fn severity(until: Timestamp, now: Timestamp) -> &'static str {
 
 /// Reports a lane that is held or whose breaker tripped. A breaker that tripped again and again is a warning, however
 /// short its hold is.
-fn held_lane(name: &NamedProvider, provider: &Provider, now: Timestamp) -> Option<CheckResult> {
+fn held_lane(name: &NamedProvider, provider: &Provider, now: Timestamp) -> Option<Finding> {
     let NamedProvider { shown, arguments } = name;
     let held = provider.held_until.filter(|until| *until > now);
     let resume = format!("`postcommit providers resume {arguments}` resumes it now");
@@ -87,7 +87,7 @@ fn held_lane(name: &NamedProvider, provider: &Provider, now: Timestamp) -> Optio
 }
 
 /// Reports a provider whose next provider cannot take over: it was deleted, disabled, or serves another channel by now.
-fn broken_chain(name: &NamedProvider, provider: &Provider, all: &[Provider]) -> Option<CheckResult> {
+fn broken_chain(name: &NamedProvider, provider: &Provider, all: &[Provider]) -> Option<Finding> {
     let NamedProvider { shown, arguments } = name;
     let next = provider.failover.as_deref()?;
     let found = all.iter().find(|other| other.tenant == provider.tenant && other.name == next);
@@ -104,7 +104,7 @@ fn broken_chain(name: &NamedProvider, provider: &Provider, all: &[Provider]) -> 
     Some(finding("failover", "warning", detail))
 }
 
-fn shut_host(name: &NamedProvider, host: &ClosedHost, now: Timestamp) -> CheckResult {
+fn shut_host(name: &NamedProvider, host: &ClosedHost, now: Timestamp) -> Finding {
     let resume = format!("`postcommit providers resume {} --host {}`", name.arguments, host.host);
     let (shown, host_name) = (&name.shown, &host.host);
     match (&host.paused, host.held_until) {

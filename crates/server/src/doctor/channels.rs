@@ -7,7 +7,7 @@ use postcommit_channel::driver::{self, Destination};
 use postcommit_channel::model::{IN_APP, Provider};
 use postcommit_engine::store::{ChannelInUse, OTHER, Store};
 
-use super::{CheckResult, finding};
+use super::{Finding, finding};
 use crate::output::Failure;
 
 /// A channel without a delivery in this period counts as not in use.
@@ -18,7 +18,7 @@ fn goes(provider: &Provider, to: Destination) -> bool {
 }
 
 /// Turns the finding into a warning if the provider only records messages that another provider should send.
-pub fn captured(one: &Provider, all: &[Provider], found: CheckResult) -> CheckResult {
+pub fn captured(one: &Provider, all: &[Provider], found: Finding) -> Finding {
     if !(goes(one, Destination::Record) && one.is_default && one.enabled) {
         return found;
     }
@@ -42,7 +42,7 @@ pub async fn unserved(
     store: &Store,
     providers: &[Provider],
     tenants: &BTreeMap<i32, String>,
-) -> Result<Vec<CheckResult>, Failure> {
+) -> Result<Vec<Finding>, Failure> {
     let serves = |provider: &Provider, used: &ChannelInUse| {
         provider.tenant == used.tenant
             && provider.enabled
@@ -56,7 +56,7 @@ pub async fn unserved(
     Ok(in_use.iter().filter(|used| !is_served(used)).map(|used| unserved_channel(used, tenants)).collect())
 }
 
-fn unserved_channel(used: &ChannelInUse, tenants: &BTreeMap<i32, String>) -> CheckResult {
+fn unserved_channel(used: &ChannelInUse, tenants: &BTreeMap<i32, String>) -> Finding {
     let channel = &used.channel;
     let (shown, flag) = match tenants.get(&used.tenant).map(String::as_str) {
         None | Some("default") => (channel.clone(), String::new()),

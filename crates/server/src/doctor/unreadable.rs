@@ -2,11 +2,11 @@
 
 use postcommit_engine::store::Store;
 
-use super::{CheckResult, finding};
+use super::{Finding, finding};
 use crate::output::Failure;
 
 /// Returns one finding per column. On PostgreSQL there are no findings.
-pub async fn look(store: &Store) -> Result<Vec<CheckResult>, Failure> {
+pub async fn look(store: &Store) -> Result<Vec<Finding>, Failure> {
     let found = store.unreadable().await?;
     let tell = |found: &postcommit_engine::store::Unreadable| {
         let (table, column, rows, sql) = (&found.table, &found.column, found.rows, &found.sql);
