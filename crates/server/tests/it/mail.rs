@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use postcommit_testkit::{Child, Postfix, SmtpAct, SmtpServer, SmtpTls};
+use postcommit_testkit::{Child, Heard, Postfix, SmtpAct, SmtpServer, SmtpTls};
 use rustls::ServerConfig;
 use rustls::pki_types::PrivateKeyDer;
 use tokio::runtime::{Builder, Runtime};
@@ -43,26 +43,42 @@ fn port_of(port: u16) -> String {
 /// Creates the provider `mail` for the server on this port of 127.0.0.1.
 fn create(port: u16, more: &[&str]) -> Vec<String> {
     let words = ["providers", "create", "mail", "--driver", "smtp", "--set", "host=127.0.0.1"];
-    let from = ["--set", "from=Hotel Sonne <desk@hotel.example>", "--timeout-ms", "2000", "--set"];
+    let from = ["--set", "from=Hotel Sonne <desk@hotel.example>", "--set"];
     words.iter().chain(more).chain(&from).map(|word| (*word).to_owned()).chain([port_of(port)]).collect()
 }
 
-const PLAIN: [&str; 2] = ["--set", "tls=none"];
+const PLAIN: [&str; 4] = ["--set", "tls=none", "--timeout-ms", "4000"];
 
 fn strs(words: &[String]) -> Vec<&str> {
     words.iter().map(String::as_str).collect()
 }
 
-/// An installation with a mail server that demands encryption and a sign-in, and lets the first process wait at a step.
+/// An installation with a mail server that lets the first process wait at a step. For the steps of encryption and sign-in
+/// the server demands both.
 struct Desk {
     installation: Installation,
     server: SmtpServer,
     step: Step,
 }
 
+fn is_secure(step: Step) -> bool {
+    matches!(step, ("STARTTLS" | "AUTH", _) | ("EHLO", 1))
+}
+
 impl Desk {
     fn new(kind: Kind, guarantee: Guarantee, step: Step) -> Self {
         let installation = Installation::new(kind, Hooks::of(guarantee));
+        let hold = move |heard: &Heard| match step {
+            ("AMID", _) if heard.verb() == "DATA" && heard.before == 0 => SmtpAct::HoldAmid,
+            (verb, before) if heard.verb() == verb && heard.before == before => SmtpAct::Hold,
+            _ => SmtpAct::Usual,
+        };
+        let guarantee = ["--guarantee", guarantee.name()];
+        if !is_secure(step) {
+            let server = SmtpServer::start(SmtpTls::None, &["SIZE 1000000"], hold);
+            installation.run(&strs(&create(server.addr().port(), &[&PLAIN[..], &guarantee].concat())));
+            return Self { installation, server, step };
+        }
         let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
         let (ca, password) = (installation.path("ca.pem"), installation.path("password"));
         std::fs::write(&ca, made.cert.pem()).unwrap();
@@ -72,16 +88,11 @@ impl Desk {
         let config = config.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
         let config = config.with_single_cert(vec![made.cert.der().clone()], key).unwrap();
         let tls = SmtpTls::Starttls(TlsAcceptor::from(Arc::new(config)));
-        let server = SmtpServer::start(tls, &["SIZE 1000000", "AUTH PLAIN"], move |heard| match step {
-            ("AMID", _) if heard.verb() == "DATA" && heard.before == 0 => SmtpAct::HoldAmid,
-            (verb, before) if heard.verb() == verb && heard.before == before => SmtpAct::Hold,
-            _ => SmtpAct::Usual,
-        });
+        let server = SmtpServer::start(tls, &["SIZE 1000000", "AUTH PLAIN"], hold);
         let installation = installation.with("EGRESS_CA_FILE", ca.to_str().unwrap());
         let secret = format!("password=@{}", password.display());
-        let more = ["--set", "tls=starttls", "--set", "username=desk", "--secret", &secret];
-        let more = [&more[..], &["--guarantee", guarantee.name()]].concat();
-        installation.run(&strs(&create(server.addr().port(), &more)));
+        let more = ["--set", "tls=starttls", "--set", "username=desk", "--secret", &secret, "--timeout-ms", "15000"];
+        installation.run(&strs(&create(server.addr().port(), &[&more[..], &guarantee].concat())));
         Self { installation, server, step }
     }
 
@@ -127,7 +138,7 @@ fn kill_at(kind: Kind, step: Step) {
     let expected = (if step.0 == "." { 2 } else { 1 }, 1);
     assert_eq!((contents.len(), mails.len()), expected, "{step:?}: {:#?}", desk.server.heard());
     assert!(contents.iter().all(|content| *content == mails[0].wire), "{step:?}");
-    assert!(mails[0].is_encrypted && mails[0].credentials.is_some(), "{step:?}");
+    assert_eq!((mails[0].is_encrypted, mails[0].credentials.is_some()), (is_secure(step), is_secure(step)), "{step:?}");
     let text = String::from_utf8(mails[0].bytes()).unwrap();
     assert!(text.contains(&format!("\r\nMessage-ID: <{id}_1@hotel.example>\r\n")), "{step:?}: {text}");
     let ended = desk.installation.rows("SELECT state, attempts FROM postcommit.delivery_ledger");
@@ -172,13 +183,7 @@ fn a_mail_that_may_be_sent_at_most_once_is_not_sent_again_after_a_kill() {
 
 #[test]
 fn a_real_mail_server_gets_the_same_bytes_after_a_kill() {
-    let installation = Installation::new(Kind::Postgres, Hooks::of(Guarantee::AtLeastOnce));
-    let server = SmtpServer::start(SmtpTls::None, &[], |heard| match heard.verb().as_str() {
-        "." => SmtpAct::Hold,
-        _ => SmtpAct::Usual,
-    });
-    installation.run(&strs(&create(server.addr().port(), &PLAIN)));
-    let desk = Desk { installation, server, step: (".", 0) };
+    let desk = Desk::new(Kind::Postgres, Guarantee::AtLeastOnce, (".", 0));
     desk.enqueue();
     desk.kill(&desk.installation.serve());
     let postfix = Postfix::start();
