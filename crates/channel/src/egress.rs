@@ -21,7 +21,7 @@ use ipnet::IpNet;
 pub use self::deadline::Deadline;
 pub use self::dial::{DialledStream, Endpoint, Resolved, Resolver, SystemResolver, Tls, WriteCounter, forbidden};
 pub use self::failure::{BAD_CERTIFICATE, EgressFailure, Phase};
-pub use self::http::{ANSWER_BYTES, Call, HttpAnswer};
+pub use self::http::{ANSWER_BYTES, Call, HttpAnswer, LEAST_WAIT};
 
 use self::dial::Dialer;
 use self::http::IdleConnections;

@@ -1,7 +1,15 @@
 //! The rules for callbacks that the API and the command line share: the URL that an operator gives to a provider, and what
 //! is done with a callback.
 
-use postcommit_channel::driver::{self, CallbackAnswer, CallbackParts, CallbackRefusal, CallbackRequest, Trust};
+use std::panic::resume_unwind;
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::http::HeaderMap;
+use postcommit_channel::clock;
+use postcommit_channel::driver::{
+    self, Callback, CallbackAnswer, CallbackParts, CallbackRefusal, CallbackRequest, Trust,
+};
 use postcommit_channel::model::{Actor, Provider};
 use postcommit_channel::secret::{KeySource, SecretError, Secrets};
 use postcommit_engine::db::DbError;
@@ -121,19 +129,29 @@ pub enum Taken {
     Challenge(String),
 }
 
+/// A callback as it arrived.
+pub struct Arrived {
+    /// Whether the method is GET. Otherwise it is POST.
+    pub is_get: bool,
+    /// The URL that the provider called, without the query.
+    pub url: String,
+    pub query: String,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
 /// Verifies a callback of this provider, records its receipts and applies those that can be applied now. Everything
 /// happens in the provider's tenant.
 pub async fn take(
     tools: &Tools,
     provider: &Provider,
-    request: CallbackRequest<'_>,
+    arrived: Arrived,
     request_id: Option<String>,
 ) -> Result<Taken, NotTaken> {
     let callback = driver::kind(&provider.driver).ok().and_then(|kind| kind.callback.clone());
     let callback = callback.ok_or(NotTaken::Refused(CallbackRefusal::Method))?;
     let secrets = secrets(&tools.keys, provider).map_err(NotTaken::Secrets)?;
-    let parts = CallbackParts { settings: &provider.settings, secrets: &secrets };
-    let reported = match callback.read(request, parts).map_err(NotTaken::Refused)? {
+    let reported = match read(callback, provider, secrets, arrived).await.map_err(NotTaken::Refused)? {
         CallbackAnswer::Challenge(text) => return Ok(Taken::Challenge(text)),
         CallbackAnswer::Receipts(reported) => reported,
     };
@@ -142,4 +160,27 @@ pub async fn take(
     let received = store.receive(provider, &reported).await.map_err(NotTaken::Database)?;
     received.fates.iter().for_each(|(happened, fate)| tools.metrics.receipt(*happened, *fate));
     Ok(Taken::Receipts(received.new))
+}
+
+/// Verifies and reads a callback on a thread for blocking work: the sender of a large one must not hold up a thread that
+/// serves other requests.
+async fn read(
+    callback: Arc<dyn Callback>,
+    provider: &Provider,
+    secrets: Secrets,
+    arrived: Arrived,
+) -> Result<CallbackAnswer, CallbackRefusal> {
+    let settings = provider.settings.clone();
+    let read = tokio::task::spawn_blocking(move || {
+        let request = CallbackRequest {
+            is_get: arrived.is_get,
+            url: &arrived.url,
+            query: &arrived.query,
+            headers: &arrived.headers,
+            body: &arrived.body,
+            now: clock::now(),
+        };
+        callback.read(request, CallbackParts { settings: &settings, secrets: &secrets })
+    });
+    read.await.unwrap_or_else(|failed| resume_unwind(failed.into_panic()))
 }

@@ -135,7 +135,8 @@ mod tests {
         assert_eq!(waits("259200"), Some(259_200), "three days");
         assert_eq!(waits("99999999999999999999"), Some(u64::MAX));
         assert!(waits("Wed, 01 Jan 2200 00:00:00 GMT").unwrap() > 86_400);
-        let malformed = ["-1", "+1", "1.5", "1e9", "1e400", "inf", "infinity", "NaN", "soon", "1 2", ""];
+        assert_eq!((waits("2.5"), waits("0.25")), (Some(2), Some(1)), "at least a second");
+        let malformed = ["-1", "+1", ".5", "1.", "1.2.3", "1e9", "1e400", "inf", "infinity", "NaN", "soon", "1 2", ""];
         for nothing in malformed.into_iter().chain(["0", "000", "Wed, 01 Jan 2020 00:00:00 GMT"]) {
             assert_eq!(waits(nothing), None, "{nothing:?}");
         }

@@ -27,7 +27,7 @@ use uuid::Uuid;
 
 use self::answer::Answers;
 use self::callback::{CallbackForm, OfRecipe};
-use self::expression::{Expression, is_url, shown, value};
+use self::expression::{Expression, digits, is_url, shown, value};
 pub use self::field::{Field, FieldType};
 use self::field::{Fields, Part};
 use self::request::RequestForm;
@@ -107,16 +107,25 @@ pub struct Recipe {
 struct Limit {
     /// The name of the value in messages.
     name: String,
-    of: Expression,
+    of: Limited,
     chars: Option<usize>,
     bytes: Option<usize>,
     /// Texts that the value must not contain.
     without: Vec<String>,
 }
 
+/// What a limit is about.
+#[derive(Debug)]
+enum Limited {
+    Value(Expression),
+    /// A field of the body, as it is sent.
+    Sent(Vec<String>),
+}
+
 /// The reason why no request can be made.
 struct Refusal {
     code: &'static str,
+    /// `Config`: the provider is configured wrongly, so no message can be sent.
     class: ErrorClass,
     detail: String,
 }
@@ -133,7 +142,11 @@ impl Refusal {
 
 impl From<Refusal> for Report {
     fn from(refusal: Refusal) -> Self {
-        let report = Self::from(Outcome::refused(refusal.code)).because(refusal.detail);
+        let outcome = match refusal.class {
+            ErrorClass::Config => Outcome::config(refusal.code),
+            _ => Outcome::refused(refusal.code),
+        };
+        let report = Self::from(outcome).because(refusal.detail);
         Self { class: Some(refusal.class), ..report }
     }
 }
@@ -164,6 +177,13 @@ impl Recipe {
     pub fn unknown_data(&self, data: Option<&Json>) -> Vec<String> {
         let given = data.and_then(Json::as_object).into_iter().flatten().map(|(name, _)| name);
         given.filter(|name| !self.all_data && !self.data.contains_key(*name)).cloned().collect()
+    }
+
+    /// What the service does not take, for people: `text: at most 1600 characters`.
+    pub fn limits(&self) -> Vec<String> {
+        let mut all: Vec<String> = self.limits.iter().flat_map(Limit::words).collect();
+        all.extend(self.request.request_bytes.map(|most| format!("the whole request: at most {most} bytes")));
+        all
     }
 
     /// The driver of this recipe.
@@ -282,6 +302,10 @@ impl Driver for FromRecipe {
             if message.target.chars().count() >= PERSONAL_CHARS {
                 redactions.address(message.target, Url::parse(message.target).ok().as_ref());
             }
+            if self.recipe.address_type == FieldType::Phone {
+                // Services write a phone number without its plus sign, and most get it so.
+                redactions.address(&digits(message.target), None);
+            }
             let redactions = redactions.into_texts();
             let report = match result {
                 Ok(answer) => self.recipe.answers.report(&answer, self.guarantee, &redactions),
@@ -350,8 +374,9 @@ impl FromRecipe {
         let key = message.key.provider_key();
         let key_uuid = uuid_of(&key).to_string();
         let context = self.context(message, &key, &key_uuid, data.as_ref())?;
-        self.recipe.limits.iter().try_for_each(|limit| limit.check(&context))?;
-        self.recipe.request.build(&context, &key_uuid)
+        let body = self.recipe.request.body(&context)?;
+        self.recipe.limits.iter().try_for_each(|limit| limit.check(&context, &body))?;
+        self.recipe.request.build(&context, body, &key_uuid)
     }
 
     fn context(&self, message: &Message<'_>, key: &str, key_uuid: &str, data: Option<&Json>) -> Result<Value, Refusal> {
@@ -409,8 +434,21 @@ impl FromRecipe {
 }
 
 impl Limit {
-    fn check(&self, context: &Value) -> Result<(), Refusal> {
-        let text = shown(&self.of.value(context).map_err(Refusal::content)?);
+    fn words(&self) -> Vec<String> {
+        let (name, without) = (&self.name, &self.without);
+        let chars = self.chars.map(|most| format!("{name}: at most {most} characters"));
+        let bytes = self.bytes.map(|most| format!("{name}: at most {most} bytes"));
+        let without = (!without.is_empty()).then(|| format!("{name}: without `{}`", without.join("` and `")));
+        [chars, bytes, without].into_iter().flatten().collect()
+    }
+
+    fn check(&self, context: &Value, body: &Json) -> Result<(), Refusal> {
+        let text = match &self.of {
+            Limited::Value(of) => shown(&of.value(context).map_err(Refusal::content)?),
+            Limited::Sent(path) => {
+                shown(&value(path.iter().try_fold(body, |json, name| json.get(name)).unwrap_or(&Json::Null)))
+            }
+        };
         let (chars, bytes) = (text.chars().count(), text.len());
         if let Some(most) = self.chars.filter(|most| chars > *most) {
             return Err(Refusal::too_long(format!("{} has {chars} characters; the service takes {most}", self.name)));

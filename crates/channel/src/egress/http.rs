@@ -59,6 +59,9 @@ pub struct Call {
     pub fresh: bool,
 }
 
+/// The shortest wait that a peer can ask for.
+pub const LEAST_WAIT: Duration = Duration::from_secs(1);
+
 /// The answer of the peer. Any status counts as an answer, even if reading the body failed.
 #[derive(Debug, Clone)]
 pub struct HttpAnswer {
@@ -79,20 +82,23 @@ impl HttpAnswer {
         self.body_complete && !self.truncated
     }
 
-    /// The wait that the header `Retry-After` asks for: a number of seconds in digits, or a date. Zero, a date in the
-    /// past and any other value count as no request to wait. There is no upper limit here, because the notification's
-    /// expiry limits the wait.
+    /// The wait that the header `Retry-After` asks for: a number of seconds, perhaps with decimals, or a date. It is at
+    /// least [`LEAST_WAIT`]. Zero, a date in the past and any other value count as no request to wait. There is no
+    /// upper limit here, because the notification's expiry limits the wait.
     pub fn retry_after(&self) -> Option<Duration> {
         let text = self.headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim();
-        let wait = if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let wait = if is_number(text) {
             // A number that is too large for u64 means the longest wait.
             Duration::from_secs(text.parse().unwrap_or(u64::MAX))
+        } else if text.split_once('.').is_some_and(|(whole, parts)| is_number(whole) && is_number(parts)) {
+            Duration::try_from_secs_f64(text.parse().ok()?).unwrap_or(Duration::MAX)
         } else {
             let at = httpdate::parse_http_date(text).ok()?;
             let now = SystemTime::UNIX_EPOCH + Duration::from_micros(u64::try_from(clock::now().as_micros()).ok()?);
             at.duration_since(now).ok()?
         };
-        Some(wait).filter(|wait| !wait.is_zero())
+        Some(wait).filter(|wait| !wait.is_zero()).map(|wait| wait.max(LEAST_WAIT))
     }
 }
 

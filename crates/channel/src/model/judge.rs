@@ -100,6 +100,10 @@ pub fn judge(case: &Case<'_>) -> Verdict {
             Verdict::Park(Reason::Rejected)
         }
         Outcome::Rejected { because: Because::Unrecognised, .. } => again(case),
+        // The message may have been sent, so it is not parked as rejected.
+        Outcome::Unclear { is_unknown: true, .. } if case.attempt > case.policy.unknown_retries.into() => {
+            Verdict::Park(Reason::OutcomeUnknown)
+        }
         Outcome::Unclear { .. } => match case.guarantee {
             Guarantee::AtMostOnce => Verdict::Park(Reason::OutcomeUnknown),
             Guarantee::AtLeastOnce => again(case),
@@ -172,6 +176,7 @@ mod tests {
             rejected(Because::Config),
             rejected(Because::Unrecognised),
             Outcome::unclear("u"),
+            Outcome::unknown("u"),
         ]
     }
 
@@ -216,6 +221,9 @@ mod tests {
             }
             (Outcome::Rejected { because: Because::Unrecognised, .. }, _) if case.attempt > 1 => {
                 assert_eq!(verdict, Verdict::Park(Reason::Rejected));
+            }
+            (Outcome::Unclear { is_unknown: true, .. }, _) if case.attempt > 1 => {
+                assert_eq!(verdict, Verdict::Park(Reason::OutcomeUnknown));
             }
             (Outcome::Rejected { .. }, _) | (Outcome::Unclear { .. }, Guarantee::AtLeastOnce) => {
                 retry(verdict);
@@ -277,7 +285,24 @@ mod tests {
             }
         }
         println!("{cases} cases judged");
-        assert_eq!(cases, 7 * 3 * 6 * 8 * 4 * 4 * 9);
+        assert_eq!(cases, 8 * 3 * 6 * 8 * 4 * 4 * 9);
+    }
+
+    #[test]
+    fn c8_an_answer_that_nobody_has_described_is_tried_again_as_often_as_the_policy_says() {
+        let outcome = Outcome::unknown("unexpected_answer");
+        for (unknown_retries, attempts) in [(0, 1), (1, 2), (2, 3)] {
+            let policy = Policy { unknown_retries, ..Policy::default() };
+            for guarantee in REPEATING {
+                let verdict = |attempt| judge(&Case { attempt, guarantee, ..base(&outcome, &policy) });
+                let tried = (1..).find(|attempt| !matches!(verdict(*attempt), Verdict::Again { counted: true, .. }));
+                assert_eq!(tried, Some(attempts), "{guarantee:?}");
+                // It may have been sent, so it is not called rejected.
+                assert_eq!(verdict(attempts), Verdict::Park(Reason::OutcomeUnknown));
+            }
+            let verdict = judge(&Case { guarantee: Guarantee::AtMostOnce, ..base(&outcome, &policy) });
+            assert_eq!(verdict, Verdict::Park(Reason::OutcomeUnknown));
+        }
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub enum Outcome {
     Unclear {
         /// A short, stable code, such as `timeout`.
         code: String,
+        /// Whether an answer came that the driver does not know. The policy's `unknown_retries` limits further attempts.
+        is_unknown: bool,
     },
 }
 
@@ -58,7 +60,7 @@ impl Outcome {
     pub fn code(&self) -> Option<&str> {
         match self {
             Self::Sent | Self::Delivered => None,
-            Self::Deferred { code } | Self::Rejected { code, .. } | Self::Unclear { code } => Some(code),
+            Self::Deferred { code } | Self::Rejected { code, .. } | Self::Unclear { code, .. } => Some(code),
         }
     }
 
@@ -79,7 +81,12 @@ impl Outcome {
 
     /// An unclear outcome with this code.
     pub fn unclear(code: impl Into<String>) -> Self {
-        Self::Unclear { code: code.into() }
+        Self::Unclear { code: code.into(), is_unknown: false }
+    }
+
+    /// An unclear outcome after an answer that the driver does not know.
+    pub fn unknown(code: impl Into<String>) -> Self {
+        Self::Unclear { code: code.into(), is_unknown: true }
     }
 }
 

@@ -17,10 +17,10 @@ use crate::recipes::{Example, example, kinds, small};
 const NOW: &str = "2026-03-01T09:30:00Z";
 
 /// A callback in the file of a recipe.
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize, Clone, Default)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CallbackExample {
-    name: String,
+    pub(crate) name: String,
     #[serde(default)]
     get: bool,
     #[serde(default)]
@@ -32,6 +32,29 @@ pub(crate) struct CallbackExample {
     challenge: Option<String>,
     #[serde(default)]
     receipt: Vec<BTreeMap<String, String>>,
+    /// The callback is repeated with each of these in place of `{code}`, and without a signature.
+    #[serde(default)]
+    codes: Vec<String>,
+    #[serde(skip)]
+    is_unsigned: bool,
+}
+
+impl CallbackExample {
+    pub(crate) fn each(self) -> Vec<Self> {
+        let filled = |text: &BTreeMap<String, String>, code: &str| {
+            text.iter().map(|(name, text)| (name.clone(), text.replace("{code}", code))).collect()
+        };
+        let with = |code: &String| Self {
+            name: format!("{}: {code}", self.name),
+            query: self.query.replace("{code}", code),
+            body: self.body.replace("{code}", code),
+            receipt: self.receipt.iter().map(|receipt| filled(receipt, code)).collect(),
+            codes: vec![],
+            is_unsigned: true,
+            ..self.clone()
+        };
+        if self.codes.is_empty() { vec![self] } else { self.codes.iter().map(with).collect() }
+    }
 }
 
 fn headers(given: &BTreeMap<String, String>) -> HeaderMap {
@@ -42,14 +65,14 @@ fn headers(given: &BTreeMap<String, String>) -> HeaderMap {
 }
 
 /// A provider of the example.
-struct Provider {
-    kind: std::sync::Arc<Kind>,
+pub(crate) struct Provider {
+    pub(crate) kind: std::sync::Arc<Kind>,
     settings: Value,
     secrets: Secrets,
 }
 
 impl Provider {
-    fn of(kind: std::sync::Arc<Kind>, example: &Example) -> Self {
+    pub(crate) fn of(kind: std::sync::Arc<Kind>, example: &Example) -> Self {
         let secrets = example.secrets.iter().map(|(name, text)| (name.clone(), Secret::new(text))).collect();
         Self { kind, settings: serde_json::to_value(&example.settings).unwrap(), secrets }
     }
@@ -68,8 +91,13 @@ impl Provider {
         self.kind.callback.as_ref().unwrap().read(request, parts)
     }
 
-    fn read(&self, given: &CallbackExample) -> Result<CallbackAnswer, CallbackRefusal> {
-        self.read_at(NOW.parse().unwrap(), given)
+    pub(crate) fn read(&self, given: &CallbackExample) -> Result<CallbackAnswer, CallbackRefusal> {
+        let now = NOW.parse().unwrap();
+        if given.is_unsigned {
+            let kind = std::sync::Arc::clone(&self.kind);
+            return Self { kind, settings: json!({}), secrets: Secrets::new() }.read_at(now, given);
+        }
+        self.read_at(now, given)
     }
 
     fn trust(&self) -> Trust {
@@ -214,13 +242,10 @@ fn nothing_panics_on_a_callback_that_makes_no_sense() {
         for body in bodies {
             for get in [false, true] {
                 let given = CallbackExample {
-                    name: String::new(),
                     get,
                     query: "hub.challenge=%3Cscript%3E&status=delivered&key=%00".into(),
-                    headers: BTreeMap::new(),
                     body: body.into(),
-                    challenge: None,
-                    receipt: vec![],
+                    ..CallbackExample::default()
                 };
                 match provider.read(&given) {
                     Ok(CallbackAnswer::Receipts(read)) => {
@@ -235,6 +260,25 @@ fn nothing_panics_on_a_callback_that_makes_no_sense() {
             }
         }
     }
+}
+
+/// A callback of MSG91 with as many reports as a body of 256 KB has room for would keep a thread busy for minutes.
+#[test]
+fn a_callback_with_too_many_events_is_refused_before_any_is_read() {
+    let kind = driver::kind("msg91").unwrap();
+    let provider = Provider { kind, settings: json!({}), secrets: Secrets::new() };
+    let read = |events: usize| {
+        let report = vec![json!(1); events];
+        let given = CallbackExample {
+            body: json!([{"requestId": "r".repeat(100_000), "report": report}]).to_string(),
+            ..CallbackExample::default()
+        };
+        provider.read(&given)
+    };
+    let refused = CallbackRefusal::Malformed("the body has 1001 events; at most 1000 are allowed".into());
+    assert_eq!(read(1001), Err(refused));
+    assert!(matches!(read(131_000), Err(CallbackRefusal::Malformed(_))));
+    assert_eq!(read(1000), Ok(CallbackAnswer::Receipts(vec![])));
 }
 
 /// A recipe whose section on callbacks is not right is refused with its line.
@@ -291,13 +335,9 @@ fn b5_an_operators_recipe_verifies_by_a_header_a_bearer_token_or_an_hmac_with_a_
         Provider { kind, settings: json!({}), secrets }
     };
     let given = |headers: &[(&str, &str)]| CallbackExample {
-        name: String::new(),
-        get: false,
-        query: String::new(),
         headers: headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
         body: "{}".into(),
-        challenge: None,
-        receipt: vec![],
+        ..CallbackExample::default()
     };
     let by_header = verify("kind = 'header'\nheader = 'X-Token'\nsecret = 'secret.token'");
     assert!(by_header.read(&given(&[("x-token", "hush")])).is_ok());

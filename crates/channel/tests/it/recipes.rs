@@ -1,6 +1,9 @@
 //! Every recipe that comes with the program sends the request that its file in `tests/recipes` describes, and reads each
 //! answer as that file says. Then all of them meet the same troubles.
 
+mod catalogue;
+mod rules;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, LazyLock, Mutex};
@@ -36,30 +39,30 @@ pub(crate) struct Example {
     pub(crate) settings: toml::Table,
     #[serde(default)]
     pub(crate) secrets: BTreeMap<String, String>,
-    case: Vec<Case>,
-    answer: Vec<Answer>,
+    pub(crate) case: Vec<Case>,
+    pub(crate) answer: Vec<Answer>,
     #[serde(default)]
     pub(crate) callback: Vec<CallbackExample>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Case {
+pub(crate) struct Case {
     name: String,
-    message: Given,
+    pub(crate) message: Given,
     request: Wanted,
 }
 
 #[derive(Deserialize, Clone)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Given {
-    to: String,
-    subject: Option<String>,
-    text: Option<String>,
-    html: Option<String>,
-    action_url: Option<String>,
-    unsubscribe_url: Option<String>,
-    data: Option<Value>,
+    pub(crate) to: String,
+    pub(crate) subject: Option<String>,
+    pub(crate) text: Option<String>,
+    pub(crate) html: Option<String>,
+    pub(crate) action_url: Option<String>,
+    pub(crate) unsubscribe_url: Option<String>,
+    pub(crate) data: Option<Value>,
 }
 
 #[derive(Deserialize)]
@@ -72,19 +75,35 @@ struct Wanted {
     json: Option<Value>,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize, Clone)]
 #[serde(deny_unknown_fields)]
-struct Answer {
+pub(crate) struct Answer {
     status: u16,
     #[serde(default)]
     headers: BTreeMap<String, String>,
     #[serde(default)]
-    body: String,
-    outcome: String,
+    pub(crate) body: String,
+    pub(crate) outcome: String,
     r#ref: Option<String>,
-    class: Option<String>,
+    pub(crate) class: Option<String>,
     code: Option<String>,
     after_s: Option<f64>,
+    /// The answer is repeated with each of these in place of `{code}`.
+    #[serde(default)]
+    codes: Vec<String>,
+}
+
+impl Answer {
+    fn each(self) -> Vec<Self> {
+        let with = |code: &String| Self {
+            headers: self.headers.iter().map(|(name, text)| (name.clone(), text.replace("{code}", code))).collect(),
+            body: self.body.replace("{code}", code),
+            code: self.code.as_ref().map(|text| text.replace("{code}", code)),
+            codes: vec![],
+            ..self.clone()
+        };
+        if self.codes.is_empty() { vec![self] } else { self.codes.iter().map(with).collect() }
+    }
 }
 
 fn folder() -> &'static Path {
@@ -101,7 +120,10 @@ pub(crate) fn example(name: &str, server: &str) -> Example {
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let text = text.replace("{server}", server).replace("{tokens}", &TOKENS.url("/token"));
     let text = text.replace("{service_account}", &service_account().to_string());
-    toml::from_str(&text).unwrap_or_else(|e| panic!("{name}: {e}"))
+    let mut example: Example = toml::from_str(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
+    example.answer = example.answer.into_iter().flat_map(Answer::each).collect();
+    example.callback = example.callback.into_iter().flat_map(CallbackExample::each).collect();
+    example
 }
 
 pub(crate) fn service_account() -> Value {
@@ -187,7 +209,7 @@ pub(crate) fn scripted() -> (HttpServer, Arc<Mutex<Reply>>) {
     (HttpServer::start(move |_| next.lock().unwrap().clone()), reply)
 }
 
-fn reply(answer: &Answer) -> Reply {
+pub(crate) fn reply(answer: &Answer) -> Reply {
     let mut reply = Reply::status(answer.status).with_body(answer.body.clone());
     for (name, value) in &answer.headers {
         reply = reply.with_header(name, value.as_str());
@@ -310,6 +332,7 @@ async fn every_recipe_meets_the_same_troubles() {
             (reply(success).with_header("content-type", "text/html").with_body("<html>Welcome</html>"), "unclear"),
             (reply(success).with_body("x".repeat(100_000)), "unclear"),
             (Reply::status(500), "unclear"),
+            (Reply::status(503), if kind.guarantee == Guarantee::AtMostOnce { "unclear" } else { "deferred" }),
             (Reply::RedirectTo("http://127.0.0.1:1/".into()), "config"),
         ] {
             *next.lock().unwrap() = trouble.clone();
@@ -332,83 +355,27 @@ async fn no_secret_and_no_address_is_kept_of_an_echo() {
         let example = example(&kind.name, &server.url(""));
         let driver = provider(&kind, &example, kind.guarantee);
         let given = &example.case[0].message;
-        let echo: Vec<&str> = example.secrets.values().map(String::as_str).chain([given.to.as_str()]).collect();
-        *next.lock().unwrap() = Reply::json(400, json!({"echo": echo}));
-        let report = send(&*driver, &kind.channel, given, Duration::from_secs(10)).await;
-        let kept = format!("{:?}", report.evidence);
-        for text in echo {
-            assert!(!kept.contains(text), "{}: {text:?} is in {kept}", kind.name);
-        }
-    }
-}
-
-/// The catalogue of the documentation, from the recipes.
-fn catalogue() -> String {
-    let mut page = String::from(
-        "# Services that Postcommit can send through\n\n\
-         Each is a [recipe](recipes.md); `postcommit providers drivers NAME` shows the same. The drivers `capture`, `in_app`, `mqtt`, `nats`, `rabbitmq`, `redis_streams`, `smtp`, `web_push` and `webhook` are described in [providers.md](providers.md). \
-         Apple's own push service (APNs) is not among them, because it needs HTTP/2; `fcm` reaches iPhones, too. \
-         Nothing here was tried against a live account; the last line of each says how sure its facts are. \
-         This page is written by a test (`UPDATE_GOLDEN=1`).\n\n\
-         | driver | service | channel | after an unclear attempt | receipts |\n|---|---|---|---|---|\n",
-    );
-    let kinds = kinds();
-    for kind in &kinds {
-        let recipe = kind.recipe.as_ref().unwrap();
-        let anchor = format!("[`{0}`](#{0})", kind.name);
-        let (title, channel, unclear) = (&recipe.title, &kind.channel, meaning(kind.guarantee));
-        let receipts = if kind.callback.is_some() { "yes" } else { "" };
-        page += &format!("| {anchor} | {title} | `{channel}` | {unclear} | {receipts} |\n");
-    }
-    for kind in &kinds {
-        let recipe = kind.recipe.as_ref().unwrap();
-        page += &format!("\n## {}\n\n{}, channel `{}`. ", kind.name, recipe.title, kind.channel);
-        page += &format!("Guarantee `{}`, because {}.", kind.guarantee.name(), recipe.because);
-        if let Some(rate) = recipe.rate_per_s {
-            page += &format!(" A new provider sends at most {rate} a second.");
-        }
-        if let Some(interval) = recipe.recipient_interval {
-            page += &format!(" One recipient gets a message every {} s at most.", interval.as_secs_f64());
-        }
-        page += &format!("\n\n| what | is | |\n|---|---|---|\n| address | {} | |\n", recipe.address);
-        let groups = [("setting", &recipe.settings), ("secret", &recipe.secrets), ("data", &recipe.data)];
-        for (group, fields) in groups {
-            for (name, field) in fields {
-                let default = match &field.default {
-                    Some(default) => format!("default `{default}`"),
-                    None if field.is_required() => "required".into(),
-                    None => String::new(),
-                };
-                page += &format!("| {group} `{name}` | {} ({}) | {default} |\n", field.help, field.r#type.name());
+        let digits: String = given.to.chars().filter(char::is_ascii_digit).collect();
+        let mut echo: Vec<&str> = example.secrets.values().map(String::as_str).chain([given.to.as_str()]).collect();
+        // Most services get a phone number without its plus sign.
+        echo.extend(Some(digits.as_str()).filter(|digits| given.to.starts_with('+') && !digits.is_empty()));
+        let success = example.answer.iter().find(|answer| answer.outcome == "sent").unwrap();
+        let taken = match serde_json::from_str(&success.body) {
+            Ok(Value::Object(mut body)) => {
+                body.insert("echo".into(), json!(echo));
+                Value::Object(body).to_string()
+            }
+            _ => success.body.clone(),
+        };
+        for reply in [Reply::json(400, json!({"echo": echo})), reply(success).with_body(taken)] {
+            *next.lock().unwrap() = reply;
+            let report = send(&*driver, &kind.channel, given, Duration::from_secs(10)).await;
+            let kept = format!("{:?}", report.evidence);
+            for text in &echo {
+                assert!(!kept.contains(text), "{}: {text:?} is in {kept}", kind.name);
             }
         }
-        if let Some(callback) = &kind.callback {
-            page += &format!("\nCallbacks: {} ([receipts](providers.md#receipts)).\n", callback.help());
-        }
-        page += &format!("\nFacts: {}.\n", recipe.facts);
     }
-    page
-}
-
-fn meaning(guarantee: Guarantee) -> &'static str {
-    match guarantee {
-        Guarantee::Idempotent => "repeated under the same key",
-        Guarantee::AtLeastOnce => "repeated",
-        Guarantee::AtMostOnce => "left to a person",
-    }
-}
-
-#[test]
-fn the_catalogue_is_what_the_recipes_say() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/catalogue.md");
-    let page = catalogue();
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        std::fs::write(&path, &page).unwrap();
-    }
-    assert!(
-        std::fs::read_to_string(&path).unwrap_or_default() == page,
-        "docs/catalogue.md is not what the recipes say; UPDATE_GOLDEN=1 writes it anew"
-    );
 }
 
 /// A small recipe with more lines at its end.
@@ -461,12 +428,25 @@ async fn an_address_that_is_meant_as_a_url_never_goes_to_another_receiver() {
 #[tokio::test]
 async fn at_most_once_does_not_repeat_what_a_failing_service_may_have_sent() {
     let (server, next) = scripted();
-    let more = "[[error]]\nwhen = 'status == 502'\noutcome = 'deferred'\nclass = 'server_error'\n";
+    let more =
+        "[[error]]\nwhen = \"status == 502 or text == 'closed'\"\noutcome = 'deferred'\nclass = 'server_error'\n";
     let kind = small(more).unwrap();
     let settings = toml::Table::from_iter([("base_url".to_owned(), server.url("/own").into())]);
     let example = Example { settings, secrets: BTreeMap::new(), case: vec![], answer: vec![], callback: vec![] };
-    for (guarantee, wanted) in [(Guarantee::AtLeastOnce, "deferred"), (Guarantee::AtMostOnce, "unclear")] {
-        *next.lock().unwrap() = Reply::status(502);
+    let (most, least) = (Guarantee::AtMostOnce, Guarantee::AtLeastOnce);
+    let wait = |status| Reply::status(status).with_header("retry-after", "9");
+    for (guarantee, reply, wanted) in [
+        (least, Reply::status(502), "deferred"),
+        (most, Reply::status(502), "unclear"),
+        (least, Reply::status(503), "deferred"),
+        (most, Reply::status(503), "unclear"),
+        (most, wait(503), "deferred"),
+        (most, Reply::status(507), "unclear"),
+        (most, wait(507), "deferred"),
+        // The rule of the recipe says that nothing was done.
+        (most, Reply::status(503).with_body("closed"), "deferred"),
+    ] {
+        *next.lock().unwrap() = reply;
         let report =
             send(&*provider(&kind, &example, guarantee), "small", &word("desk"), Duration::from_secs(10)).await;
         assert_eq!(outcome(&report), wanted, "{guarantee:?}");

@@ -48,12 +48,14 @@ impl World {
             .await;
         let version = known.first().map_or(1, |row| row.get::<i32>(0).unwrap() + 1);
         let sql = "INSERT INTO postcommit.template_version (tenant, template, version, recipient, subject, text, html,
-              missing, date_format, time_zone, created_at, created_by)
-            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, '%d-%b-%Y', 'UTC', {now}, 'test')";
+              missing, data, date_format, time_zone, created_at, created_by)
+            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, '%d-%b-%Y', 'UTC', {now}, 'test')";
         let parts = ["to", "subject", "text", "html"].map(|part| Value::from(text(part)));
         let mut parameters = vec![self.tenant.into(), id.into(), version.into()];
         parameters.extend(parts);
         parameters.push(or("missing", "empty"));
+        let data = more.get("data").filter(|data| !data.is_null());
+        parameters.push(data.map_or(Value::Null, |data| Value::Json(data.to_string())));
         self.execute(sql, parameters).await;
         let sql = "INSERT INTO postcommit.template (tenant, id, channel, version, event_type, audience, language,
               scope_type, scope_id, once_per, throttle, digest, created_at, updated_at)

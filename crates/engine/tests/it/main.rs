@@ -44,6 +44,7 @@ mod refused_result;
 mod routing;
 mod schema;
 mod secrets;
+mod seeds;
 mod sessions;
 mod settings;
 mod settle;

@@ -2,28 +2,25 @@
 //! need no key.
 
 use axum::body::Bytes;
-use axum::extract::{RawQuery, State};
+use axum::extract::{DefaultBodyLimit, FromRequest, RawQuery, Request, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use postcommit_channel::clock;
-use postcommit_channel::driver::{CallbackRefusal, CallbackRequest};
+use postcommit_channel::driver::CallbackRefusal;
+use postcommit_channel::model::Provider;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{ProblemResponses, TenantQuery};
 use crate::app::{App, AppState};
 use crate::auth::Editor;
-use crate::callbacks::{self, CallbackUrl, NoCallback, NotTaken, Rotation, Taken};
+use crate::callbacks::{self, Arrived, CallbackUrl, NoCallback, NotTaken, Rotation, Taken};
 use crate::door::{Client, RequestId};
 use crate::problem::{Problem, ProblemKind};
 use crate::read::{Body, Id};
 
 /// The most bytes of a callback's body.
 const BODY_BYTES: usize = 256 * 1024;
-
-/// Who sent a request.
-type Sender = (Option<Extension<Client>>, Option<Extension<RequestId>>);
 
 /// The answer to a callback.
 #[derive(Debug, Serialize, ToSchema)]
@@ -40,17 +37,17 @@ pub struct CallbackTaken {
     responses((status = 200, description = "The receipts are stored", body = CallbackTaken), ProblemResponses))]
 pub async fn take_callback(
     State(app): State<AppState>,
-    sender: (Option<Extension<Client>>, Option<Extension<RequestId>>),
+    (client, request_id): (Option<Extension<Client>>, Option<Extension<RequestId>>),
     Id(token): Id<String>,
     RawQuery(query): RawQuery,
-    headers: HeaderMap,
-    body: Bytes,
+    mut request: Request,
 ) -> Result<Json<CallbackTaken>, Problem> {
-    if body.len() > BODY_BYTES {
-        let detail = format!("the body has {} bytes; at most {BODY_BYTES} are allowed", body.len());
-        return Err(Problem::new(ProblemKind::TooLarge, detail));
-    }
-    match take(&app, sender, &token, query.as_deref(), &headers, Some(&body)).await? {
+    // Whoever does not know a token does not get a body read.
+    let provider = provider(&app, client, &token).await?;
+    let headers = request.headers().clone();
+    DefaultBodyLimit::max(BODY_BYTES).apply(&mut request);
+    let body = Bytes::from_request(request, &()).await?;
+    match take(&app, &provider, request_id, &token, query, headers, Some(body)).await? {
         Taken::Receipts(receipts) => Ok(Json(CallbackTaken { receipts })),
         Taken::Challenge(_) => Ok(Json(CallbackTaken { receipts: 0 })),
     }
@@ -62,12 +59,13 @@ pub async fn take_callback(
     responses((status = 200, description = "The challenge of the service, or `ok`", body = String, content_type = "text/plain"), ProblemResponses))]
 pub async fn answer_callback(
     State(app): State<AppState>,
-    sender: (Option<Extension<Client>>, Option<Extension<RequestId>>),
+    (client, request_id): (Option<Extension<Client>>, Option<Extension<RequestId>>),
     Id(token): Id<String>,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let text = match take(&app, sender, &token, query.as_deref(), &headers, None).await? {
+    let provider = provider(&app, client, &token).await?;
+    let text = match take(&app, &provider, request_id, &token, query, headers, None).await? {
         Taken::Challenge(challenge) => challenge,
         Taken::Receipts(_) => "ok".to_owned(),
     };
@@ -76,28 +74,31 @@ pub async fn answer_callback(
     Ok((headers, text).into_response())
 }
 
+/// The provider of a callback URL. Guesses of the token slow their sender down.
+async fn provider(app: &App, client: Option<Extension<Client>>, token: &str) -> Result<Provider, Problem> {
+    let provider = app.store.provider_of_callback(token).await?;
+    provider
+        .ok_or_else(|| app.auth.callback_failed(client.map(|client| client.address), Problem::not_found("callback")))
+}
+
 /// Takes a callback. Without a body it came by GET.
 async fn take(
     app: &App,
-    (client, request_id): Sender,
+    provider: &Provider,
+    request_id: Option<Extension<RequestId>>,
     token: &str,
-    query: Option<&str>,
-    headers: &HeaderMap,
-    body: Option<&[u8]>,
+    query: Option<String>,
+    headers: HeaderMap,
+    body: Option<Bytes>,
 ) -> Result<Taken, Problem> {
-    let Some(provider) = app.store.provider_of_callback(token).await? else {
-        return Err(app.auth.callback_failed(client.map(|client| client.address), Problem::not_found("callback")));
-    };
-    let url = format!("{}{}", app.base_url, callbacks::path(token));
-    let request = CallbackRequest {
+    let arrived = Arrived {
         is_get: body.is_none(),
-        url: &url,
+        url: format!("{}{}", app.base_url, callbacks::path(token)),
         query: query.unwrap_or_default(),
         headers,
         body: body.unwrap_or_default(),
-        now: clock::now(),
     };
-    let taken = callbacks::take(&app.tools, &provider, request, request_id.map(|id| id.0.0)).await;
+    let taken = callbacks::take(&app.tools, provider, arrived, request_id.map(|id| id.0.0)).await;
     taken.map_err(|not| {
         if let NotTaken::Refused(reason) = &not {
             tracing::warn!(provider = provider.name, ?reason, "a callback was refused; the provider may repeat it");

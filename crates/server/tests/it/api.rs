@@ -3,7 +3,7 @@
 //! - `app`: the test fixture;
 //! - `walk`: every operation of `/openapi.json`, by permitted and forbidden callers, and across two tenants;
 //! - `repeated`: one key many times, with the server killed in between; `hostile`: malicious bodies;
-//! - `audience`, `callbacks`, `stories`, `parked`, `lists`, `recipients`, `providers`, `templates`, `hosts`, `kpis`: requests and their answers; `tenants`,
+//! - `audience`, `callbacks`, `service_callbacks`, `stories`, `parked`, `lists`, `recipients`, `providers`, `templates`, `hosts`, `kpis`: requests and their answers; `tenants`,
 //!   `sessions`, `limits`, `roles`: permissions and limits.
 
 /// Runs each test on either database, which is passed to it.
@@ -47,6 +47,7 @@ mod recipients;
 mod repeated;
 mod resend;
 mod roles;
+mod service_callbacks;
 pub mod sessions;
 mod stories;
 mod templates;

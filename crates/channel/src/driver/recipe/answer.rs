@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::expression::{Expression, Names, shown, value};
 use crate::clock;
 use crate::driver::http::{REDACTED, REFERENCE_CHARS, excerpt};
-use crate::egress::HttpAnswer;
+use crate::egress::{HttpAnswer, LEAST_WAIT};
 use crate::model::{ErrorClass, Evidence, Guarantee, Outcome, Report};
 
 /// The names that expressions on answers may read. `code` is what `[answer] code` reads.
@@ -158,8 +158,14 @@ impl Answers {
                 (effect, class, Holds::Lane)
             }
         };
-        // After these statuses the service may have done something before it failed.
-        let may_be_sent = guarantee == Guarantee::AtMostOnce && matches!(answer.status, 500 | 502 | 504);
+        // After these statuses the service may have done something before it failed. A time for the next attempt says
+        // that it has not, and so does a rule of the recipe.
+        let may_be_sent = match answer.status {
+            500 | 502 | 504 => true,
+            503 | 507 => rule.is_none() && after.is_none(),
+            _ => false,
+        };
+        let may_be_sent = may_be_sent && guarantee == Guarantee::AtMostOnce;
         let effect = effect.map(|effect| match effect {
             Effect::Deferred if may_be_sent => Effect::Unclear,
             other => other,
@@ -171,7 +177,8 @@ impl Answers {
             Some(Effect::Deferred) => Outcome::deferred(code),
             Some(Effect::Rejected) => Outcome::refused(code),
             Some(Effect::Config) => Outcome::config(code),
-            Some(Effect::Unclear) | None => Outcome::unclear(code),
+            Some(Effect::Unclear) => Outcome::unclear(code),
+            None => Outcome::unknown(code),
         };
         evidence.detail = Some(match (said, effect) {
             (Some(said), _) => format!("the service answered {}: {said}", answer.status),
@@ -196,7 +203,8 @@ impl Answers {
                 Unit::Milliseconds => number / 1000.0,
                 Unit::Epoch => number - clock::now().as_micros() as f64 / 1_000_000.0,
             };
-            Duration::try_from_secs_f64(seconds).ok().filter(|wait| !wait.is_zero())
+            let wait = Duration::try_from_secs_f64(seconds).ok().filter(|wait| !wait.is_zero());
+            wait.map(|wait| wait.max(LEAST_WAIT))
         };
         self.waits.iter().find_map(read)
     }

@@ -253,7 +253,7 @@ impl Callback for OfRecipe {
         // The secrets are revealed here to search for them in the texts that are kept.
         provider.secrets.values().for_each(|secret| redactions.secrets(secret.reveal()));
         let around = Around { body: &body, query: query(&request), headers: headers(&request) };
-        Ok(CallbackAnswer::Receipts(form.events.read(&around, &redactions.into_texts())))
+        form.events.read(&around, &redactions.into_texts()).map(CallbackAnswer::Receipts)
     }
 }
 

@@ -21,7 +21,7 @@ const VALUE_BYTES: usize = 1024 * 1024;
 /// Operators that recipes do not have. Some would make a large text from a small one.
 const OPERATORS: [char; 5] = ['*', '+', '/', '%', '~'];
 /// The names of the filters.
-const FILTERS: [&str; 13] = [
+const FILTERS: [&str; 14] = [
     "after",
     "base64",
     "before",
@@ -34,6 +34,7 @@ const FILTERS: [&str; 13] = [
     "max",
     "no_mentions",
     "slack",
+    "smtp_status",
     "texts",
 ];
 
@@ -48,8 +49,7 @@ static ENGINE: LazyLock<Environment<'static>> = LazyLock::new(|| {
         before => before,
     });
     engine.add_filter("contains", contains);
-    engine
-        .add_filter("digits", |text: Value| of_text(&text, |text| text.chars().filter(char::is_ascii_digit).collect()));
+    engine.add_filter("digits", |text: Value| of_text(&text, digits));
     engine.add_filter("every", |list: Value, field: String, wanted: Value| {
         let mut items = list.try_iter().into_iter().flatten().peekable();
         items.peek().is_some() && items.all(|item| item.get_attr(&field).is_ok_and(|value| value == wanted))
@@ -70,6 +70,9 @@ static ENGINE: LazyLock<Environment<'static>> = LazyLock::new(|| {
     engine.add_filter("no_mentions", |text: Value| capped(of_text(&text, without_mentions)));
     engine.add_filter("slack", |text: Value| {
         capped(of_text(&text, |text| text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")))
+    });
+    engine.add_filter("smtp_status", |text: Value| {
+        text.as_str().and_then(smtp_status).map_or(Value::UNDEFINED, Value::from)
     });
     engine.add_filter("texts", |object: Value| match json(&object) {
         Some(Json::Object(fields)) => Value::from_pairs(
@@ -95,6 +98,22 @@ fn of_text(value: &Value, change: impl FnOnce(&str) -> String) -> Value {
         true => Value::UNDEFINED,
         false => change(&shown(value)).into(),
     }
+}
+
+/// The digits of a text.
+pub(super) fn digits(text: &str) -> String {
+    text.chars().filter(char::is_ascii_digit).collect()
+}
+
+/// The first enhanced status code of a failure (RFC 3463) in the answer of a mail server: `5.1.1` in `550-5.1.1 no such
+/// user`.
+fn smtp_status(text: &str) -> Option<&str> {
+    let is_code = |word: &&str| {
+        let parts: Vec<&str> = word.split('.').collect();
+        let is_number = |part: &&str| (1..=3).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_digit());
+        matches!(parts[..], ["4" | "5", _, _]) && parts.iter().all(is_number)
+    };
+    text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '.')).find(is_code)
 }
 
 fn too_large() -> minijinja::Error {
@@ -146,7 +165,11 @@ fn cut(text: &str, chars: usize) -> String {
 }
 
 /// A compiled expression.
-pub(super) struct Expression(minijinja::Expression<'static, 'static>);
+pub(super) struct Expression {
+    compiled: minijinja::Expression<'static, 'static>,
+    /// The first parts of the names that it reads.
+    roots: Vec<String>,
+}
 
 impl fmt::Debug for Expression {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -183,17 +206,25 @@ impl Expression {
             |error: &minijinja::Error| matches!(error.kind(), ErrorKind::MissingArgument | ErrorKind::TooManyArguments);
         match expression.eval(Value::from_pairs(names.roots.iter().map(|name| (*name, Value::from("x"))))) {
             Err(error) if wrong(&error) => Err(format!("{text:?}: a filter has too few or too many arguments")),
-            _ => Ok(Self(expression)),
+            _ => {
+                let root = |name: &String| name.split('.').next().unwrap_or_default().to_owned();
+                Ok(Self { compiled: expression, roots: read.iter().map(root).collect() })
+            }
         }
     }
 
     /// The value of the expression. Undefined if a value that it needs is missing.
     pub(super) fn value(&self, context: &Value) -> Result<Value, String> {
-        let value = self.0.eval(context.clone()).map_err(|problem| match problem.detail() {
+        let value = self.compiled.eval(context.clone()).map_err(|problem| match problem.detail() {
             Some(detail) => format!("{}: {detail}", problem.kind()),
             None => problem.kind().to_string(),
         })?;
         Ok(if value.is_none() { Value::UNDEFINED } else { value })
+    }
+
+    /// Whether it reads a value whose name begins so, such as `to`.
+    pub(super) fn reads(&self, root: &str) -> bool {
+        self.roots.iter().any(|read| read == root)
     }
 
     pub(super) fn is_true(&self, context: &Value) -> Result<bool, String> {
@@ -298,26 +329,22 @@ impl Text {
 
     /// The text with its values. A missing value is empty.
     pub(super) fn render(&self, context: &Value) -> Result<String, String> {
-        self.render_with(context, |_, value| Ok(value))
-    }
-
-    /// The text with its values. `encode` gets the place and the text of each value.
-    pub(super) fn render_with(
-        &self,
-        context: &Value,
-        encode: impl Fn(usize, String) -> Result<String, String>,
-    ) -> Result<String, String> {
         let mut whole = String::new();
-        for (place, piece) in self.0.iter().enumerate() {
+        for piece in &self.0 {
             match piece {
                 Piece::Literal(text) => whole.push_str(text),
-                Piece::Value(expression) => whole.push_str(&encode(place, shown(&expression.value(context)?))?),
+                Piece::Value(expression) => whole.push_str(&shown(&expression.value(context)?)),
             }
             if whole.len() > VALUE_BYTES {
                 return Err(format!("a text has more than {VALUE_BYTES} bytes"));
             }
         }
         Ok(whole)
+    }
+
+    /// Whether one of its expressions reads a value whose name begins so.
+    pub(super) fn reads(&self, root: &str) -> bool {
+        self.0.iter().any(|piece| matches!(piece, Piece::Value(expression) if expression.reads(root)))
     }
 
     /// The value, if the text consists of one expression and nothing else.

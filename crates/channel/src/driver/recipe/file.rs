@@ -13,7 +13,7 @@ use super::callback::{CallbackForm, CallbackText};
 use super::expression::{Expression, Names};
 use super::field::{FieldType, Fields, Part};
 use super::request::{RequestForm, RequestText};
-use super::{Limit, Recipe, VALUES};
+use super::{Limit, Limited, Recipe, VALUES};
 use crate::model::{Guarantee, Policy, Rate};
 
 /// The stack of the thread that reads a recipe. The parser of expressions is recursive.
@@ -64,7 +64,8 @@ struct File {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LimitText {
-    of: String,
+    of: Option<String>,
+    sent: Option<String>,
     chars: Option<usize>,
     bytes: Option<usize>,
     without: Option<Vec<String>>,
@@ -119,19 +120,31 @@ fn compile(mut file: File) -> Result<Recipe, String> {
     let data = file.data.keys().cloned().collect();
     let callback = file.callback.take().map(|text| CallbackForm::new(text, &settings, &secrets)).transpose()?;
     let names = Names { roots: &VALUES, settings, secrets, data };
+    let request = RequestForm::new(&file.request, &names)?;
     let limit = |(i, limit): (usize, &LimitText)| {
-        let of = Expression::new(&limit.of, &names).map_err(|problem| format!("limit[{i}].of: {problem}"))?;
+        let of = match (&limit.of, &limit.sent) {
+            (Some(text), None) => {
+                Limited::Value(Expression::new(text, &names).map_err(|problem| format!("limit[{i}].of: {problem}"))?)
+            }
+            (None, Some(path)) => {
+                let path: Vec<String> = path.split('.').map(str::to_owned).collect();
+                if !request.has_field(&path) {
+                    return Err(format!("limit[{i}].sent: the body has no field {:?}", path.join(".")));
+                }
+                Limited::Sent(path)
+            }
+            _ => return Err(format!("limit[{i}]: must have one of of and sent")),
+        };
         let without = limit.without.clone().unwrap_or_default();
         if limit.chars.is_none() && limit.bytes.is_none() && without.is_empty() {
             return Err(format!("limit[{i}]: must have one of chars, bytes and without"));
         }
-        let name = limit.name.clone().unwrap_or_else(|| limit.of.clone());
+        let name = limit.name.as_ref().or(limit.of.as_ref()).or(limit.sent.as_ref()).cloned().unwrap_or_default();
         Ok(Limit { name, of, chars: limit.chars, bytes: limit.bytes, without })
     };
     let limits = file.limit.iter().enumerate().map(limit).collect::<Result<_, String>>()?;
     let policy = file.policy.as_ref().map(Policy::from_json).transpose();
     let policy = policy.map_err(|problem| format!("policy: {problem}"))?.unwrap_or_default();
-    let request = RequestForm::new(&file.request, &names)?;
     let answers = Answers::new(&file.success, &file.answer, &file.error, &file.retry_after)?;
     Ok(Recipe {
         name: file.name,

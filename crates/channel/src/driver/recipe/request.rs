@@ -14,7 +14,7 @@ use serde_json::{Map, Value as Json};
 use url::Url;
 
 use super::Refusal;
-use super::expression::{Names, Text, shown};
+use super::expression::{Expression, Names, Piece, Text, shown};
 use super::sign::{SignForm, SignText, Signer};
 use super::tree::{Table, Tree};
 use crate::driver::webhook::{AGENT, RESERVED};
@@ -69,7 +69,8 @@ pub(super) struct RequestForm {
     authorization: Option<Authorization>,
     sign: Option<SignForm>,
     body: Body,
-    request_bytes: Option<usize>,
+    /// The largest body.
+    pub(super) request_bytes: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -155,9 +156,9 @@ impl RequestForm {
     }
 
     /// Builds the request. It is byte for byte the same on every attempt. A signature is added when it is sent.
-    pub(super) fn build(&self, context: &Value, boundary: &str) -> Result<Request, Refusal> {
+    pub(super) fn build(&self, context: &Value, body: Json, boundary: &str) -> Result<Request, Refusal> {
         let url = self.url(context)?;
-        let (kind, body) = self.body(context, boundary)?;
+        let (kind, body) = self.encoded(body, boundary)?;
         if let Some(most) = self.request_bytes.filter(|most| body.len() > *most) {
             return Err(Refusal::too_long(format!("the request has {} bytes; the service takes {most}", body.len())));
         }
@@ -170,31 +171,44 @@ impl RequestForm {
     }
 
     fn url(&self, context: &Value) -> Result<Url, Refusal> {
-        let encode = |place: usize, value: String| match (place, value.as_str()) {
-            (0, _) => Ok(value.trim_end_matches('/').to_owned()),
-            (_, "" | "." | "..") => Err(format!("{value:?} cannot be a part of a URL")),
-            (_, value) => Ok(utf8_percent_encode(value, ENCODED).to_string()),
-        };
-        // A URL that is one value is taken as it is, because a slash at its end has a meaning.
-        let text = match self.url.only() {
-            Some(whole) => whole.value(context).map(|value| shown(&value)),
-            None => self.url.render_with(context, encode),
-        };
-        let text = text.map_err(|problem| Refusal {
-            code: "bad_address",
-            class: ErrorClass::InvalidAddress,
-            detail: problem,
-        })?;
+        let text = self.url_text(context)?;
         let url = Url::parse(&text).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
         let mut url = url.ok_or_else(|| Refusal {
             code: "bad_url",
-            class: ErrorClass::InvalidAddress,
+            class: if self.url.reads("to") { ErrorClass::InvalidAddress } else { ErrorClass::Config },
             detail: "the message has no http or https URL to go to: the address is none, and the provider has none"
                 .into(),
         })?;
         let query = self.query.build(context).map_err(Refusal::content)?.unwrap_or_default();
         if !query.is_empty() {
             url.query_pairs_mut().extend_pairs(pairs(query).map_err(Refusal::content)?);
+        }
+        Ok(url)
+    }
+
+    /// The text of the URL, in which every value but the first is encoded.
+    fn url_text(&self, context: &Value) -> Result<String, Refusal> {
+        // A URL that is one value is taken as it is, because a slash at its end has a meaning.
+        if let Some(whole) = self.url.only() {
+            return whole.value(context).map(|value| shown(&value)).map_err(|problem| blame(whole, problem));
+        }
+        let mut url = String::new();
+        for (place, piece) in self.url.0.iter().enumerate() {
+            let expression = match piece {
+                Piece::Literal(text) => {
+                    url.push_str(text);
+                    continue;
+                }
+                Piece::Value(expression) => expression,
+            };
+            let value = shown(&expression.value(context).map_err(|problem| blame(expression, problem))?);
+            match (place, value.as_str()) {
+                (0, _) => url.push_str(value.trim_end_matches('/')),
+                (_, "" | "." | "..") => {
+                    return Err(blame(expression, format!("{value:?} cannot be a part of the service's URL")));
+                }
+                (_, value) => url.extend(utf8_percent_encode(value, ENCODED)),
+            }
         }
         Ok(url)
     }
@@ -223,26 +237,41 @@ impl RequestForm {
         Ok(headers)
     }
 
+    /// Whether the body may have this field, at a path of names.
+    pub(super) fn has_field(&self, path: &[String]) -> bool {
+        match &self.body {
+            Body::None => false,
+            Body::Json(tree) => tree.has(path),
+            Body::Form(form) | Body::Multipart(form) => form.has(path),
+        }
+    }
+
+    /// The body with its values, before it is encoded.
+    pub(super) fn body(&self, context: &Value) -> Result<Json, Refusal> {
+        let built = match &self.body {
+            Body::None => Ok(None),
+            Body::Json(tree) => tree.build(context),
+            Body::Form(form) | Body::Multipart(form) => form.build(context).map(|fields| fields.map(Json::Object)),
+        };
+        Ok(built.map_err(Refusal::content)?.unwrap_or_default())
+    }
+
     /// The content type and the bytes of the body.
-    fn body(&self, context: &Value, boundary: &str) -> Result<(Option<String>, Vec<u8>), Refusal> {
-        let table = |table: &Table| {
-            let fields = table.build(context).and_then(|fields| pairs(fields.unwrap_or_default()));
-            fields.map_err(Refusal::content)
+    fn encoded(&self, body: Json, boundary: &str) -> Result<(Option<String>, Vec<u8>), Refusal> {
+        let fields = |body: Json| match body {
+            Json::Object(fields) => pairs(fields).map_err(Refusal::content),
+            _ => Ok(vec![]),
         };
         Ok(match &self.body {
             Body::None => (None, vec![]),
-            Body::Json(tree) => {
-                let built = tree.build(context).map_err(Refusal::content)?;
-                (Some("application/json".into()), built.unwrap_or_default().to_string().into_bytes())
-            }
-            Body::Form(form) => {
-                let fields = table(form)?;
-                let encoded = url::form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
+            Body::Json(_) => (Some("application/json".into()), body.to_string().into_bytes()),
+            Body::Form(_) => {
+                let encoded = url::form_urlencoded::Serializer::new(String::new()).extend_pairs(fields(body)?).finish();
                 (Some("application/x-www-form-urlencoded".into()), encoded.into_bytes())
             }
-            Body::Multipart(form) => {
+            Body::Multipart(_) => {
                 let mut bytes = Vec::new();
-                for (name, value) in table(form)? {
+                for (name, value) in fields(body)? {
                     // A name comes from the recipe or from the names of an object in the channel data.
                     let name = name.replace(['\r', '\n', '"'], "_");
                     let head = format!("--{boundary}\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n");
@@ -277,6 +306,18 @@ fn pairs(fields: Map<String, Json>) -> Result<Vec<(String, String)>, String> {
         }
     }
     Ok(pairs)
+}
+
+/// The refusal of a message whose URL cannot be built: its address is to blame, its content, or the provider itself. The
+/// last one would fail every message.
+fn blame(expression: &Expression, problem: String) -> Refusal {
+    let is_of_message =
+        ["action_url", "data", "event", "html", "subject", "text"].iter().any(|root| expression.reads(root));
+    match (expression.reads("to"), is_of_message) {
+        (true, _) => Refusal { code: "bad_address", class: ErrorClass::InvalidAddress, detail: problem },
+        (false, true) => Refusal::content(problem),
+        (false, false) => Refusal { code: "bad_url", class: ErrorClass::Config, detail: problem },
+    }
 }
 
 fn header_value(name: &str, value: &str) -> Result<HeaderValue, Refusal> {

@@ -36,10 +36,22 @@ impl Tree {
             Json::Array(items) => list(items, path, names).map(Self::List),
             Json::Object(fields) => match fields.get("$first") {
                 Some(Json::Array(items)) if fields.len() == 1 => list(items, path, names).map(Self::First),
+                None if is_null(fields) => Ok(Self::Fixed(Json::Null)),
                 Some(_) => Err(at("\"$first\" must be a list, and the only key of its table".into())),
                 None => Table::new(fields, path, names).map(|table| Self::Table(table.into())),
             },
             fixed => Ok(Self::Fixed(fixed.clone())),
+        }
+    }
+
+    /// Whether the tree may have a field at this path.
+    pub(super) fn has(&self, path: &[String]) -> bool {
+        match self {
+            // A value may be an object of the channel data.
+            Self::Text(text) => path.is_empty() || text.only().is_some(),
+            Self::Fixed(_) | Self::List(_) => path.is_empty(),
+            Self::Table(table) => table.has(path),
+            Self::First(trees) => trees.iter().any(|tree| tree.has(path)),
         }
     }
 
@@ -72,6 +84,11 @@ fn list(items: &[Json], path: &str, names: &Names<'_>) -> Result<Vec<Tree>, Stri
     items.iter().enumerate().map(|(i, item)| Tree::new(item, &format!("{path}[{i}]"), names)).collect()
 }
 
+/// Whether a table stands for `null`, which TOML does not have.
+fn is_null(fields: &Map<String, Json>) -> bool {
+    fields.len() == 1 && fields.get("$null") == Some(&Json::Bool(true))
+}
+
 impl Table {
     pub(super) fn new(given: &Map<String, Json>, path: &str, names: &Names<'_>) -> Result<Self, String> {
         let mut table = Self::default();
@@ -90,12 +107,20 @@ impl Table {
                     table.fields.push((name[1..].to_owned(), Tree::new(value, &path, names)?));
                 }
                 name if name.starts_with('$') => {
-                    return Err(format!("{path}: is not known; allowed are $if, $first and $merge"));
+                    return Err(format!(
+                        "{path}: is not known; allowed are $if, $first, $merge and {{\"$null\" = true}}"
+                    ));
                 }
                 name => table.fields.push((name.to_owned(), Tree::new(value, &path, names)?)),
             }
         }
         Ok(table)
+    }
+
+    /// Whether the table may have a field at this path.
+    pub(super) fn has(&self, path: &[String]) -> bool {
+        let Some((name, rest)) = path.split_first() else { return true };
+        self.merged.is_some() || self.fields.iter().any(|(field, tree)| field == name && tree.has(rest))
     }
 
     /// The fields with their values. `None` if the table is left out.
@@ -139,13 +164,13 @@ mod tests {
     fn values_keep_their_type_and_missing_ones_are_left_out() {
         let tree = json!({
             "number": "{{ data.n }}", "missing": "{{ link }}", "around": "<{{ text }}|{{ link }}>", "fixed": true,
-            "list": ["{{ link }}", "{{ text }}"],
+            "list": ["{{ link }}", "{{ text }}"], "null": {"$null": true},
             "button": {"$if": "link", "url": "{{ link }}"},
             "blocks": {"$first": ["{{ data.blocks }}", [{"text": "{{ text }}"}]]},
             "vars": {"$merge": "{{ data.vars }}", "to": "fixed"},
         });
         let got = built(tree.clone(), json!({"text": "a\"}{", "data": {"n": 7, "vars": {"to": "other", "x": [1]}}}));
-        let wanted = json!({"number": 7, "around": "<a\"}{|>", "fixed": true, "list": ["a\"}{"], "blocks": [{"text": "a\"}{"}],
+        let wanted = json!({"number": 7, "around": "<a\"}{|>", "fixed": true, "null": null, "list": ["a\"}{"], "blocks": [{"text": "a\"}{"}],
             "vars": {"to": "fixed", "x": [1]}});
         assert_eq!(got, Ok(Some(wanted)));
         let got = built(tree, json!({"link": "https://a", "data": {"blocks": [1]}})).unwrap().unwrap();
@@ -156,7 +181,7 @@ mod tests {
     fn a_tree_that_cannot_work_names_its_place() {
         for (tree, problem) in [
             (json!({"a": [{"b": "{{ txt }}"}]}), "request.json.a[0].b: \"txt\" does not exist here"),
-            (json!({"$when": "text"}), "request.json.$when: is not known; allowed are $if, $first and $merge"),
+            (json!({"$when": "text"}), "request.json.$when: is not known; allowed are $if, $first, $merge and"),
             (json!({"$first": "text"}), "request.json: \"$first\" must be a list"),
             (json!({"a": "{{ text"}), "request.json.a: \"{{\" is not closed"),
             (json!({"a": {"$if": 1}}), "request.json.a.$if: must be a text with an expression"),

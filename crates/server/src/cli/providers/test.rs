@@ -33,7 +33,7 @@ pub struct Test {
     /// Further fields for the driver, as JSON, e.g. {"service": "notify.phone"}; @FILE reads a file
     #[arg(long, value_name = "JSON")]
     data: Option<String>,
-    /// Also print the request, without secrets
+    /// Also print the request and the answer to it, without secrets
     #[arg(long)]
     show_request: bool,
 }
@@ -47,8 +47,8 @@ impl Test {
             .await
             .map_err(by_option)?;
         output::one(format, &result, |result| match (&result.request, self.show_request) {
-            (Some(request), true) => format!("{request}\n\n{}", text(result)),
-            _ => text(result),
+            (Some(request), true) => format!("{request}\n\n{}", text(result, true)),
+            _ => text(result, false),
         });
         Ok(if ["sent", "delivered"].contains(&result.outcome) { Exit::Ok } else { Exit::Failed })
     }
@@ -65,10 +65,11 @@ fn by_option(error: ProviderError) -> Failure {
     }
 }
 
-fn text(result: &TestResult) -> String {
+/// The result in a line. The answer to a failed test is always shown.
+fn text(result: &TestResult, with_answer: bool) -> String {
     let word = |text: &Option<String>| text.as_ref().map(|text| format!("  {text}")).unwrap_or_default();
     let note = if result.captured { format!(" ({CAPTURED})") } else { String::new() };
-    let answer = result.excerpt.as_ref().filter(|_| result.code.is_some());
+    let answer = result.excerpt.as_ref().filter(|_| with_answer || result.code.is_some());
     let answer = answer.map(|text| format!("\n  answer: {text}")).unwrap_or_default();
     let class = result.error_class.map(|class| format!(" [{class}]")).unwrap_or_default();
     let (reference, code, detail) = (word(&result.provider_ref), word(&result.code), word(&result.detail));

@@ -56,7 +56,9 @@ impl Mails {
 /// The body of a callback about a delivery.
 fn event(kind: &str, delivery: &str) -> String {
     let key = delivery.replace('.', "_");
-    json!({"type": kind, "data": {"email_id": "re-1", "to": [TO], "tags": {"postcommit_key": key}}}).to_string()
+    let bounce = (kind == "email.bounced").then(|| json!({"type": "Permanent"}));
+    json!({"type": kind, "data": {"email_id": "re-1", "to": [TO], "tags": {"postcommit_key": key}, "bounce": bounce}})
+        .to_string()
 }
 
 /// A callback that the service signed at this time.
@@ -107,10 +109,23 @@ on_both! {
         for (method, path) in [("POST", "/v1/callbacks/nonsense"), ("GET", "/v1/callbacks/AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"), ("GET", &mails.url)] {
             refused(app.nobody().send(method, path, (method == "POST").then_some(b"{}")), 404, None);
         }
+        // The body of a stranger is not even read.
+        refused(app.nobody().send("POST", "/v1/callbacks/nonsense", Some(large.as_bytes())), 404, None);
         // Whoever tries tokens is slowed down, and a provider with a token is not.
         wait_until("an address that guesses is slowed down", || app.nobody().send("POST", "/v1/callbacks/guess", Some(b"{}")).status == 429);
         let _ = signed(&app, &mails.url, "m4", now_s(), &event("email.delivered", &id)).expect(200);
         assert_eq!(mails.delivery(&id)["state"], "delivered");
+    }
+
+    fn b5_a_callback_with_too_many_events_is_refused(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["admin"]);
+        let draft = json!({"name": "sms", "driver": "msg91", "secrets": {"authkey": "393055Ahush0123456789"}});
+        let _ = client.post("/v1/providers", &draft).expect(201);
+        let url = text(&client.post("/v1/providers/sms/callback", &json!({})).expect(200).json(), "url");
+        let body = format!("[{{\"report\":[{}1]}}]", "1,".repeat(130_000));
+        let problem = refused(app.nobody().send("POST", &url, Some(body.as_bytes())), 400, None);
+        assert_eq!(problem["detail"], "the body has 130001 events; at most 1000 are allowed", "{problem}");
     }
 
     fn b5_a_service_repeats_a_callback_that_could_not_be_stored(kind) {

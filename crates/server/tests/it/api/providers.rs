@@ -352,12 +352,23 @@ on_both! {
         assert!(tried["latency_ms"].is_u64() && receiver.requests()[0].text().contains("is this on?"), "{tried}");
         let tried = test(&receiver.url("/no")).expect(200).json();
         assert_eq!((&tried["outcome"], &tried["code"]), (&json!("rejected"), &json!("http_403")), "{tried}");
+        // The URL of Slack is a secret. It is neither in the request that is shown, nor in the answer that echoes it.
+        let slack = HttpServer::start(|request| Reply::ok().with_body(format!("ok {}", request.path)));
+        let secret = slack.url("/services/T0/B0/hush0123456789");
+        let draft = json!({"name": "chat", "driver": "slack", "secrets": {"url": secret}});
+        let _ = app.client("default", &["admin"]).post("/v1/providers", &draft).expect(201);
+        let tried = client.post("/v1/providers/chat/test", &json!({"address": "front-desk"})).expect(200);
+        let shown = tried.json();
+        assert!(slack.requests()[0].path.ends_with("/hush0123456789"), "{shown}");
+        assert!(text(&shown, "request").contains("[redacted]") && text(&shown, "excerpt").contains("ok [redacted]"), "{shown}");
+        assert!(!tried.text().contains("hush0123456789") && !tried.text().contains("/services/"), "{shown}");
         refused(client.post("/v1/providers/nobody/test", &json!({"address": "x"})), 404, None);
         refused(client.post("/v1/providers/hooks/test", &json!({"address": ""})), 422, Some("address"));
         refused(client.post("/v1/providers/hooks/test", &json!({"address": "x", "text": "x".repeat(1001)})), 422, Some("text"));
         let log = app.ops().get("/v1/audit?action=provider.test").expect(200);
         let entries = items(log.clone());
-        assert_eq!(entries.iter().map(|entry| text(&entry["details"], "outcome")).collect::<Vec<_>>(), ["rejected", "sent"]);
+        assert_eq!(entries.iter().map(|entry| text(&entry["details"], "outcome")).collect::<Vec<_>>(), ["unclear", "rejected", "sent"]);
+        let entries = &entries[1..];
         assert!(entries.iter().all(|entry| entry["subject"] == "hooks" && text(entry, "actor").starts_with("key:")), "{entries:?}");
         assert_eq!((&entries[0]["details"]["code"], &entries[0]["details"]["address"]), (&json!("http_403"), &json!(receiver.url("/…"))));
         assert!(!log.text().contains("hush-hush"), "{}", log.text());

@@ -51,6 +51,7 @@ fn a_provider_is_added_by_the_recipe_of_the_documentation() {
         tested.contains(r#""message":"This is a test of the provider.""#) && tested.contains("\n\nsent  "),
         "{tested}"
     );
+    assert!(tested.trim_end().ends_with(r#"answer: {"accepted":true,"page_id":"p-1"}"#), "{tested}");
     let to = ["enqueue", "alarm.raised", "--to", "provider:night:team-7/..", "--title", "Pump 3 stopped"];
     let id = shell.run(&[&to[..], &["--body", "Pressure 0.2 bar", "--action-url", "https://plant.example/3"]].concat());
     let id = id.ends(0).stdout.trim().to_owned();

@@ -6,17 +6,22 @@ use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use sha2::{Digest, Sha256};
 
-use super::super::expression::{Expression, Names, shown, value};
+use super::super::expression::{Expression, Names, digits, shown, value};
 use super::Around;
+use crate::driver::callback::CallbackRefusal;
 use crate::driver::http::{REFERENCE_CHARS, excerpt};
 use crate::model::{DeliveryId, ErrorClass, Happened, Reported};
 
 /// The names that expressions on events may read.
 const NAMES: [&str; 5] = ["body", "event", "headers", "parent", "query"];
+/// The most events of one callback. Services that gather events send fewer.
+const MOST_EVENTS: usize = 1000;
 /// The most characters of an event's id. Of a longer one the hash is kept.
 const ID_CHARS: usize = 200;
 const CODE_CHARS: usize = 64;
 const TEXT_CHARS: usize = 300;
+/// Fewer digits in a recipient are no phone number.
+const PHONE_DIGITS: usize = 7;
 /// A number from this on is a time in milliseconds. As seconds it would be in the year 5138.
 const MILLISECONDS_FROM: f64 = 1e11;
 
@@ -99,7 +104,7 @@ impl Events {
     }
 
     /// The events that mean something, in their order. `secrets` are redacted in what is kept of them.
-    pub(super) fn read(&self, around: &Around<'_>, secrets: &[String]) -> Vec<Reported> {
+    pub(super) fn read(&self, around: &Around<'_>, secrets: &[String]) -> Result<Vec<Reported>, CallbackRefusal> {
         let mut found = vec![];
         for path in &self.paths {
             walk(around.body, path, (None, None), &mut found);
@@ -107,18 +112,26 @@ impl Events {
                 break;
             }
         }
+        if found.len() > MOST_EVENTS {
+            let problem = format!("the body has {} events; at most {MOST_EVENTS} are allowed", found.len());
+            return Err(CallbackRefusal::Malformed(problem));
+        }
         let body = value(around.body);
-        let event = |(parent, event): (Option<&Json>, &Json)| {
+        // The events of one item follow each other. The item may be most of the body, so it is converted once for all
+        // of them.
+        let mut parents = Parents::default();
+        let mut reported = vec![];
+        for (parent, event) in found {
             let context = Value::from_pairs([
                 ("event", value(event)),
-                ("parent", parent.map_or(Value::UNDEFINED, value)),
+                ("parent", parents.of(parent)),
                 ("body", body.clone()),
                 ("query", around.query.clone()),
                 ("headers", around.headers.clone()),
             ]);
-            self.reported(&context, secrets)
-        };
-        found.into_iter().filter_map(event).collect()
+            reported.extend(self.reported(&context, secrets));
+        }
+        Ok(reported)
     }
 
     fn reported(&self, context: &Value, secrets: &[String]) -> Option<Reported> {
@@ -129,8 +142,10 @@ impl Events {
             let text = shown(&expression.as_ref()?.value(context).ok()?).trim().to_owned();
             Some(text).filter(|text| !text.is_empty())
         };
-        let mut redacted = secrets.to_vec();
-        redacted.extend(read(&self.to).filter(|to| to.chars().count() > 3));
+        let (mut redacted, to) = (secrets.to_vec(), read(&self.to).unwrap_or_default());
+        // Services write a phone number with and without its plus sign.
+        redacted.extend(Some(digits(&to)).filter(|digits| digits.len() >= PHONE_DIGITS));
+        redacted.extend(Some(to).filter(|to| to.chars().count() > 3));
         let cut = |text: Option<String>, chars: usize| {
             let text: String = excerpt(text?.as_bytes(), &redacted).chars().take(chars).collect();
             Some(text).filter(|text| !text.is_empty())
@@ -156,6 +171,27 @@ impl Events {
             class: *class,
             detail: cut(read(&self.text), TEXT_CHARS),
         })
+    }
+}
+
+/// The last item that was around an event, as a value.
+#[derive(Default)]
+struct Parents<'j> {
+    last: Option<&'j Json>,
+    value: Value,
+    /// The number of conversions.
+    converted: usize,
+}
+
+impl<'j> Parents<'j> {
+    fn of(&mut self, parent: Option<&'j Json>) -> Value {
+        let Some(parent) = parent else { return Value::UNDEFINED };
+        if !self.last.is_some_and(|last| std::ptr::eq(last, parent)) {
+            self.value = value(parent);
+            self.last = Some(parent);
+            self.converted += 1;
+        }
+        self.value.clone()
     }
 }
 
@@ -227,6 +263,18 @@ mod tests {
         for text in ["", "soon", "-1", "1e300", "NaN", "inf", "99999999999999999999"] {
             assert_eq!(time_of(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn the_item_around_events_is_converted_once() {
+        let body = json!([{"id": 1, "report": [1, 2, 3]}, {"id": 2, "report": [4, 5]}, {"report": 6}]);
+        let mut found = vec![];
+        walk(&body, &segments("*.report.*"), (None, None), &mut found);
+        let mut parents = Parents::default();
+        let ids: Vec<String> =
+            found.iter().map(|(parent, _)| parents.of(*parent).get_attr("id").unwrap().to_string()).collect();
+        assert_eq!((ids.join(" ").as_str(), parents.converted), ("1 1 1 2 2", 2));
+        assert!(parents.of(None).is_undefined());
     }
 
     #[test]
