@@ -18,6 +18,7 @@ mod edit;
 mod event_types;
 mod health;
 mod held;
+mod history;
 mod hosts;
 mod inbox;
 mod intake;
@@ -58,6 +59,7 @@ pub use event_types::{EventTypeChange, EventTypeDraft, EventTypeFilter, EventTyp
 pub use health::access::Access;
 pub use health::server::{Durability, HeldSnapshot, Holder, WeakCommit};
 pub use health::{Attendance, ChannelInUse, KeyConflicts, PartitionHealth, QueueHealth, Standing};
+pub use history::{HISTORY_DAYS, History, HistoryKind, HistoryPart};
 pub use hosts::{
     CloseOutcome, ClosedCount, ClosedHost, HOST_HELD, HOST_PAUSED, HostChange, MAX_CLOSED_HOSTS, waits_for,
 };
