@@ -19,6 +19,7 @@ use rustix::process::getuid;
 use rustix::system::uname;
 
 use crate::auth::Auth;
+use crate::demo::Demo;
 use crate::output::{Exit, Failure};
 use crate::settings::{InboxSettings, Settings, UiSettings};
 use crate::tally::Tallies;
@@ -43,13 +44,15 @@ pub struct App {
     pub base_url: String,
     /// A delivery that was first due longer ago than this counts as stuck.
     pub stuck_after: Duration,
+    /// The demo, if this server is part of one.
+    pub demo: Option<Arc<Demo>>,
 }
 
 /// The state that axum passes to every handler.
 pub type AppState = Arc<App>;
 
 impl App {
-    pub fn new(settings: &Settings, store: &Store, tools: &Tools) -> Self {
+    pub fn new(settings: &Settings, store: &Store, tools: &Tools, demo: Option<Arc<Demo>>) -> Self {
         Self {
             store: store.clone(),
             gate: GroupCommit::new(store.clone()),
@@ -62,6 +65,7 @@ impl App {
             tallies: Tallies::default(),
             base_url: settings.api.base_url(&settings.server.url()),
             stuck_after: settings.kpi.stuck_after(),
+            demo,
         }
     }
 }

@@ -2,6 +2,7 @@
 //! [`html`] and [`ui::chart`].
 //! - [`cli`]: one file per command;
 //! - `serve`: `postcommit serve` in its roles; `router`: all routes of a process;
+//! - `demo`: `postcommit demo`, a server with sample data and fakes to send to;
 //! - `signals`: handles SIGTERM and SIGINT;
 //! - `app`: the state that handlers, pages and commands share;
 //! - `door`: the accept loop; `auth` and `rate`: authentication and rate limits;
@@ -20,6 +21,7 @@ mod app;
 mod auth;
 mod callbacks;
 pub mod cli;
+mod demo;
 mod door;
 mod folder;
 mod health;

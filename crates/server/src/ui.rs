@@ -10,6 +10,7 @@ mod acts;
 mod assets;
 pub mod chart;
 mod confirm;
+mod demo;
 mod frame;
 mod jobs;
 mod login;
@@ -103,12 +104,24 @@ pub fn pages() -> Vec<Page> {
     ]
 }
 
+/// The pages that only a demo has.
+fn demo_pages() -> Vec<Page> {
+    use Scope::{Operate, Read};
+    vec![
+        Page::shows("/demo", Read, get(demo::page)).listed(Group::Watch, "Demo"),
+        Page::changes("/demo/chaos", Operate, post(demo::chaos)),
+        Page::changes("/demo/break", Operate, post(demo::break_all)),
+        Page::changes("/demo/mend", Operate, post(demo::mend)),
+    ]
+}
+
 /// The routes of the pages and of the asset files.
 pub fn router(app: &AppState) -> Router<AppState> {
     let open = Router::new()
         .route("/login", get(login::login_page).post(login::login))
         .route("/u/{token}", get(unsubscribe::unsubscribe_page).post(unsubscribe::unsubscribe));
-    let all = pages().into_iter().fold(open, |router, page| {
+    let of_demo = if app.demo.is_some() { demo_pages() } else { vec![] };
+    let all = pages().into_iter().chain(of_demo).fold(open, |router, page| {
         let gate = from_fn_with_state((app.clone(), page.scope), frame::admit);
         router.route(page.path, page.answer.layer(gate))
     });

@@ -4,7 +4,7 @@
 //! - `frame`: sign-in, themes, tenants and refusals; `notifications`: the list, its filters and acts; `notification`: one
 //!   of them; `parked`: groups, and jobs; `overview`; `script`: what the script adds; `accessible`: the rules of axe-core.
 
-mod accessible;
+pub mod accessible;
 mod desk;
 mod frame;
 mod notification;
