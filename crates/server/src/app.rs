@@ -44,6 +44,8 @@ pub struct App {
     pub base_url: String,
     /// A delivery that was first due longer ago than this counts as stuck.
     pub stuck_after: Duration,
+    /// Whether `/metrics` is refused, because the server is reached from outside and no token is set.
+    pub has_closed_metrics: bool,
     /// The demo, if this server is part of one.
     pub demo: Option<Arc<Demo>>,
 }
@@ -65,6 +67,7 @@ impl App {
             tallies: Tallies::default(),
             base_url: settings.api.base_url(&settings.server.url()),
             stuck_after: settings.kpi.stuck_after(),
+            has_closed_metrics: settings.metrics.token.is_empty() && !settings.server.is_loopback(),
             demo,
         }
     }

@@ -7,7 +7,7 @@ mod content;
 mod deliveries;
 mod demo;
 mod dispatch;
-mod doctor;
+pub mod doctor;
 mod enqueue;
 mod event_types;
 mod export;

@@ -12,6 +12,7 @@
 //! - `tally`: the counts that pages show;
 //! - `health`: probes; `hosts`: the host names allowed on loopback; `watching`: `/metrics`;
 //! - `folder`: the configuration of a tenant as files; `table_file`: CSV and JSONL files for import and export;
+//! - `go_live`: the checklist before messages go to real people;
 //! - `acts`, `callbacks`, `notifications`, `providers`, `templates`: the rules that the API and the command line share, by subject;
 //! - [`settings`], [`output`], [`telemetry`]: configuration, output of commands, logs and traces.
 
@@ -24,6 +25,7 @@ pub mod cli;
 mod demo;
 mod door;
 mod folder;
+mod go_live;
 mod health;
 mod hosts;
 pub mod html;

@@ -12,6 +12,7 @@ pub mod chart;
 mod confirm;
 mod demo;
 mod frame;
+mod go_live;
 mod jobs;
 mod login;
 mod notification;
@@ -83,7 +84,7 @@ impl Page {
 
 /// The page table.
 pub fn pages() -> Vec<Page> {
-    use Scope::{Operate, Read};
+    use Scope::{Operate, Ops, Read};
     vec![
         Page::shows("/", Read, get(overview::page)).listed(Group::Watch, "Overview"),
         Page::shows("/notifications", Read, get(notifications::list)).listed(Group::Watch, "Notifications"),
@@ -99,6 +100,7 @@ pub fn pages() -> Vec<Page> {
         Page::shows("/jobs", Read, get(jobs::list)).listed(Group::Run, "Jobs"),
         Page::shows("/jobs/{id}", Read, get(jobs::page)),
         Page::changes("/jobs/{id}/cancel", Operate, post(jobs::cancel)),
+        Page::shows("/go-live", Ops, get(go_live::page)).listed(Group::Run, "Go live"),
         Page::changes("/theme", None, post(frame::choose_theme)),
         Page::changes("/sign-out", None, post(login::sign_out)),
     ]

@@ -3,9 +3,9 @@
 
 mod access;
 mod channels;
-mod delivering;
+pub mod delivering;
 mod shut;
-mod surroundings;
+pub mod surroundings;
 mod unreadable;
 
 use std::time::Duration;
@@ -24,11 +24,11 @@ use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
 
 #[derive(Serialize)]
-struct CheckResult {
+pub struct CheckResult {
     check: &'static str,
     /// The result: ok, note, warning or problem. Only a problem changes the exit code.
-    result: &'static str,
-    detail: String,
+    pub result: &'static str,
+    pub detail: String,
 }
 
 fn finding(check: &'static str, result: &'static str, detail: impl Into<String>) -> CheckResult {

@@ -59,6 +59,7 @@ pub const PAGES: &[Embedded] = &[
     embedded!("pages", "rows.html"),
     embedded!("pages", "confirm.html"),
     embedded!("pages", "demo.html"),
+    embedded!("pages", "go_live.html"),
     embedded!("pages", "overview.html"),
     embedded!("pages", "notifications.html"),
     embedded!("pages", "notification.html"),

@@ -2,11 +2,12 @@
 //!
 //! - `desk`: a person at a browser, signed in to a server;
 //! - `frame`: sign-in, themes, tenants and refusals; `notifications`: the list, its filters and acts; `notification`: one
-//!   of them; `parked`: groups, and jobs; `overview`; `script`: what the script adds; `accessible`: the rules of axe-core.
+//!   of them; `parked`: groups, and jobs; `overview`; `go_live`: the checklist; `script`: what the script adds; `accessible`: the rules of axe-core.
 
 pub mod accessible;
 mod desk;
 mod frame;
+mod go_live;
 mod notification;
 mod notifications;
 mod overview;

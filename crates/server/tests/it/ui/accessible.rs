@@ -53,6 +53,7 @@ fn axe_finds_no_violation_on_any_page_in_both_themes() {
                 &one,
                 "/parked",
                 "/jobs",
+                "/go-live",
                 &job,
                 "/notifications/x",
                 "/?range=x",
