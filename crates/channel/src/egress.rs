@@ -32,6 +32,8 @@ use self::http::IdleConnections;
 pub struct EgressSettings {
     /// Address ranges that are forbidden by default and that the operator allows, such as `10.1.0.0/16`. Default: none.
     pub allow: Vec<IpNet>,
+    /// Whether public addresses may be connected to. If not, only the ranges in `allow` may. Default: true.
+    pub public: bool,
     /// The time limit for a TCP connection to one address, in seconds, 1 to 60. Default: 10.
     pub connect_timeout_s: u64,
     /// A PEM file of root certificates that are trusted in addition to the system's. Default: none.
@@ -40,7 +42,7 @@ pub struct EgressSettings {
 
 impl Default for EgressSettings {
     fn default() -> Self {
-        Self { allow: Vec::new(), connect_timeout_s: 10, ca_file: None }
+        Self { allow: Vec::new(), public: true, connect_timeout_s: 10, ca_file: None }
     }
 }
 

@@ -18,6 +18,7 @@ mod edit;
 mod event_types;
 mod health;
 mod held;
+mod history;
 mod hosts;
 mod inbox;
 mod intake;
@@ -59,6 +60,7 @@ pub use health::access::Access;
 pub use health::running::{HeldLeases, Space, TableSize, WorkerRow};
 pub use health::server::{Durability, HeldSnapshot, Holder, WeakCommit};
 pub use health::{Attendance, ChannelInUse, KeyConflicts, PartitionHealth, QueueHealth, Standing};
+pub use history::{HISTORY_DAYS, History, HistoryKind, HistoryPart};
 pub use hosts::{
     CloseOutcome, ClosedCount, ClosedHost, HOST_HELD, HOST_PAUSED, HostChange, MAX_CLOSED_HOSTS, waits_for,
 };

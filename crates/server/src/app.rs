@@ -19,6 +19,7 @@ use rustix::process::getuid;
 use rustix::system::uname;
 
 use crate::auth::Auth;
+use crate::demo::Demo;
 use crate::output::{Exit, Failure};
 use crate::previews::Previews;
 use crate::settings::{InboxSettings, Settings, UiSettings};
@@ -48,13 +49,17 @@ pub struct App {
     pub base_url: String,
     /// A delivery that was first due longer ago than this counts as stuck.
     pub stuck_after: Duration,
+    /// Whether `/metrics` is refused, because the server is reached from outside and no token is set.
+    pub has_closed_metrics: bool,
+    /// The demo, if this server is part of one.
+    pub demo: Option<Arc<Demo>>,
 }
 
 /// The state that axum passes to every handler.
 pub type AppState = Arc<App>;
 
 impl App {
-    pub fn new(settings: &Settings, store: &Store, tools: &Tools) -> Self {
+    pub fn new(settings: &Settings, store: &Store, tools: &Tools, demo: Option<Arc<Demo>>) -> Self {
         Self {
             store: store.clone(),
             gate: GroupCommit::new(store.clone()),
@@ -69,6 +74,8 @@ impl App {
             database: settings.database.told(),
             base_url: settings.api.base_url(&settings.server.url()),
             stuck_after: settings.kpi.stuck_after(),
+            has_closed_metrics: settings.metrics.token.is_empty() && !settings.server.is_loopback(),
+            demo,
         }
     }
 }

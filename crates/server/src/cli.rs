@@ -5,8 +5,9 @@ mod audit;
 mod config;
 mod content;
 mod deliveries;
+mod demo;
 mod dispatch;
-mod doctor;
+pub mod doctor;
 mod enqueue;
 mod event_types;
 mod export;
@@ -97,6 +98,7 @@ enum Command {
         #[arg(long, hide = true)]
         while_stdin: bool,
     },
+    Demo(demo::Demo),
     /// Create or update the schema of the database
     Migrate(migrate::Migrate),
     /// Enqueue a notification
@@ -178,6 +180,9 @@ impl Cli {
         };
         let signals = Signals::end_the_process()
             .map_err(|e| Failure::new(Exit::Failed, format!("cannot install the signal handlers: {e}")))?;
+        if let Command::Demo(command) = &self.command {
+            return command.run(self.global.database_url.as_deref(), &self.global.setting, &signals).await;
+        }
         let layers = self.global.layers(listen)?;
         let format = self.global.output;
         if let Command::Completions { shell } = self.command {
@@ -201,7 +206,7 @@ impl Cli {
         }
         match self.command {
             Command::Serve { role, no_migrate, while_stdin, .. } => {
-                serve(&settings, ServeOptions { role, migrate: !no_migrate, while_stdin }, &signals).await
+                serve(&settings, ServeOptions { role, migrate: !no_migrate, while_stdin, demo: None }, &signals).await
             }
             Command::Keys(command) => command.run(format, &settings).await,
             Command::Secrets(command) => command.run(format, &settings).await,
@@ -225,7 +230,7 @@ impl Cli {
             Command::Dispatch(command) => command.run(format, &settings).await,
             Command::Kpis(command) => command.run(format, &settings).await,
             Command::Doctor => doctor::run(format, &settings).await,
-            Command::Config(_) | Command::Completions { .. } => Ok(Exit::Ok),
+            Command::Demo(_) | Command::Config(_) | Command::Completions { .. } => Ok(Exit::Ok),
         }
     }
 }

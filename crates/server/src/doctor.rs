@@ -3,9 +3,9 @@
 
 pub mod access;
 mod channels;
-mod delivering;
+pub mod delivering;
 mod shut;
-mod surroundings;
+pub mod surroundings;
 mod unreadable;
 
 use std::time::Duration;

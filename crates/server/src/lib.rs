@@ -2,6 +2,7 @@
 //! [`html`] and [`ui::chart`].
 //! - [`cli`]: one file per command;
 //! - `serve`: `postcommit serve` in its roles; `router`: all routes of a process;
+//! - `demo`: `postcommit demo`, a server with sample data and fakes to send to;
 //! - `signals`: handles SIGTERM and SIGINT;
 //! - `app`: the state that handlers, pages and commands share;
 //! - `door`: the accept loop; `auth` and `rate`: authentication and rate limits;
@@ -12,6 +13,7 @@
 //! - `tally`: the counts that pages show;
 //! - `health`: probes; `hosts`: the host names allowed on loopback; `watching`: `/metrics`;
 //! - `folder`: the configuration of a tenant as files; `table_file`: CSV and JSONL files for import and export;
+//! - `go_live`: the checklist before messages go to real people;
 //! - `acts`, `callbacks`, `notifications`, `people`, `providers`, `templates`: the rules that the API, the pages and the command line share, by subject;
 //! - [`settings`], [`output`], [`telemetry`]: configuration, output of commands, logs and traces.
 
@@ -21,9 +23,11 @@ mod app;
 mod auth;
 mod callbacks;
 pub mod cli;
+mod demo;
 mod doctor;
 mod door;
 mod folder;
+mod go_live;
 mod health;
 mod hosts;
 pub mod html;

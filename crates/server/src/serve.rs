@@ -11,6 +11,7 @@ use postcommit_engine::store::{Access, KeyDraft, KeyError, Store};
 
 use crate::app::{self, App, AppState};
 use crate::cli::keys::login_link;
+use crate::demo::Demo;
 use crate::output::{CommandResult, Exit, Failure};
 use crate::router::router;
 use crate::settings::{Settings, without_password};
@@ -42,21 +43,30 @@ impl Role {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone)]
 pub struct ServeOptions {
     pub role: Role,
     /// Whether to update the schema before the start.
     pub migrate: bool,
     /// Whether to stop when stdin ends.
     pub while_stdin: bool,
+    /// The demo that this server is part of.
+    pub demo: Option<Arc<Demo>>,
 }
 
 /// Serves until a stop signal arrives.
 pub async fn serve(settings: &Settings, how: ServeOptions, signals: &Signals) -> CommandResult {
     telemetry::start(&settings.log);
-    app::say_database(settings);
-    let store = open(settings, how.migrate).await?;
+    if how.demo.is_none() {
+        app::say_database(settings);
+    }
+    let store = open(settings, &how).await?;
     let mut tools = app::tools(settings, store.clone())?;
+    if let Some(demo) = &how.demo
+        && !demo.plant(settings, &tools, &signals.stop()).await?
+    {
+        return Ok(Exit::Ok);
+    }
     let traces = telemetry::otlp::start(&settings.telemetry, &settings.egress, &tools.metrics);
     let (tracer, exporter) = traces.map_err(|e| Failure::new(Exit::Usage, e))?;
     tools.tracer = tracer;
@@ -65,9 +75,9 @@ pub async fn serve(settings: &Settings, how: ServeOptions, signals: &Signals) ->
         signals.stop_with_stdin();
     }
     let grace = Duration::from_secs(settings.dispatch.stop_grace_s);
-    let app = (how.role != Role::Worker).then(|| Arc::new(App::new(settings, &store, &tools)));
+    let app = (how.role != Role::Worker).then(|| Arc::new(App::new(settings, &store, &tools, how.demo.clone())));
     app.iter().for_each(|app| drop(tokio::spawn(note_use_forever(app.clone()))));
-    let routes = router(settings, &tools, app);
+    let routes = router(settings, &tools, app.clone());
     let door =
         door::open(&settings.server, routes, stop.clone(), grace, &tools.metrics).await.map_err(|e| match e {
             door::OpenError::Listen(..) => Failure::new(Exit::Refused, e.to_string()),
@@ -77,7 +87,13 @@ pub async fn serve(settings: &Settings, how: ServeOptions, signals: &Signals) ->
     let greeting = Greeting::prepare(settings, &door.url(), &store, how.role).await?;
     signals.are_requests();
     signals.end_late_stop(grace);
-    greeting.say(settings);
+    match (&how.demo, &app) {
+        (Some(demo), Some(app)) => {
+            demo.greet(settings, &greeting);
+            demo.begin(app, stop.clone());
+        }
+        _ => greeting.say(settings),
+    }
     // Log the start without the secrets that the greeting on the terminal shows.
     let (version, database, listen) = (env!("CARGO_PKG_VERSION"), store.db().kind(), door.url());
     tracing::info!(version, role = how.role.name(), listen, database, "ready");
@@ -99,19 +115,19 @@ pub async fn serve(settings: &Settings, how: ServeOptions, signals: &Signals) ->
 }
 
 /// Opens the store and checks its schema and the isolation of tenants.
-async fn open(settings: &Settings, migrate: bool) -> Result<Store, Failure> {
+async fn open(settings: &Settings, how: &ServeOptions) -> Result<Store, Failure> {
     // Only a database that this start creates gets a provider. An existing file of an application does not.
     let missing = app::missing_file(settings);
-    if let (Some(path), false) = (&missing, migrate) {
+    if let (Some(path), false) = (&missing, how.migrate) {
         return Err(app::no_database(path));
     }
     let store = settings.database.open().await?;
-    if migrate {
+    if how.migrate {
         store.db().migrate().await?;
     }
     store.db().check_schema().await?;
     store.check_isolation().await?;
-    if missing.is_some() {
+    if missing.is_some() && how.demo.is_none() {
         make_first_providers(&store).await?;
     }
     Ok(store)
@@ -164,12 +180,12 @@ async fn make_first_providers(store: &Store) -> Result<(), Failure> {
 
 /// The greeting on the terminal. It is printed after all steps that can fail. Otherwise a new key could exist that was
 /// never shown.
-struct Greeting {
-    url: String,
+pub struct Greeting {
+    pub url: String,
     role: Role,
     /// A sign-in link, in roles that serve the API.
-    sign_in: Option<String>,
-    first_key: Option<String>,
+    pub sign_in: Option<String>,
+    pub first_key: Option<String>,
     providers: Vec<Provider>,
     tenants: BTreeMap<i32, String>,
 }

@@ -172,20 +172,32 @@ pub struct Flag<'a> {
 pub struct Layers(BTreeMap<String, (Value, String)>);
 
 impl Layers {
+    /// The defaults with these values in their place. No file and no environment variable is read.
+    pub fn of_flags(flags: &[Flag<'_>]) -> Result<Self, String> {
+        let mut layers = Self::defaults()?;
+        layers.set_flags(flags)?;
+        Ok(layers)
+    }
+
+    fn defaults() -> Result<Self, String> {
+        let defaults: Table = DEFAULTS.parse().map_err(|e| format!("the built-in defaults: {e}"))?;
+        Ok(Self(leaves(&defaults).into_iter().map(|(name, value)| (name, (value, "default".to_owned()))).collect()))
+    }
+
+    fn set_flags(&mut self, flags: &[Flag<'_>]) -> Result<(), String> {
+        flags.iter().try_for_each(|one| self.set_text(one.setting, &one.value, format!("flag {}", one.flag)))
+    }
+
     /// Merges the sources. `file` is the file of `--config`. `flags` are settings from the command line.
     pub fn load(
         file: Option<&Path>,
         environment: &BTreeMap<String, String>,
         flags: &[Flag<'_>],
     ) -> Result<Self, String> {
-        let defaults: Table = DEFAULTS.parse().map_err(|e| format!("the built-in defaults: {e}"))?;
-        let mut layers =
-            Self(leaves(&defaults).into_iter().map(|(name, value)| (name, (value, "default".to_owned()))).collect());
+        let mut layers = Self::defaults()?;
         layers.read_file(file)?;
         layers.read_environment(environment)?;
-        for Flag { setting, value, flag } in flags {
-            layers.set_text(setting, value, format!("flag {flag}"))?;
-        }
+        layers.set_flags(flags)?;
         layers.read_database_url(environment)?;
         Ok(layers)
     }

@@ -11,9 +11,11 @@ mod assets;
 mod audit;
 pub mod chart;
 mod confirm;
+mod demo;
 mod event_types;
 mod frame;
 mod glossary;
+mod go_live;
 mod jobs;
 mod keys;
 mod login;
@@ -153,8 +155,20 @@ pub fn pages() -> Vec<Page> {
         Page::changes("/keys/sign-in-links", Admin, post(keys::create_link)),
         Page::changes("/keys/sign-out", Admin, post(keys::sign_out)),
         Page::shows("/glossary", None, get(glossary::page)),
+        Page::shows("/go-live", Ops, get(go_live::page)).listed(Group::Run, "Go live"),
         Page::changes("/theme", None, post(frame::choose_theme)),
         Page::changes("/sign-out", None, post(login::sign_out)),
+    ]
+}
+
+/// The pages that only a demo has.
+fn demo_pages() -> Vec<Page> {
+    use Scope::{Operate, Read};
+    vec![
+        Page::shows("/demo", Read, get(demo::page)).listed(Group::Watch, "Demo"),
+        Page::changes("/demo/chaos", Operate, post(demo::chaos)),
+        Page::changes("/demo/break", Operate, post(demo::break_all)),
+        Page::changes("/demo/mend", Operate, post(demo::mend)),
     ]
 }
 
@@ -163,7 +177,8 @@ pub fn router(app: &AppState) -> Router<AppState> {
     let open = Router::new()
         .route("/login", get(login::login_page).post(login::login))
         .route("/u/{token}", get(unsubscribe::unsubscribe_page).post(unsubscribe::unsubscribe));
-    let all = pages().into_iter().fold(open, |router, page| {
+    let of_demo = if app.demo.is_some() { demo_pages() } else { vec![] };
+    let all = pages().into_iter().chain(of_demo).fold(open, |router, page| {
         let gate = from_fn_with_state((app.clone(), page.scope), frame::admit);
         router.route(page.path, page.answer.layer(gate))
     });

@@ -76,7 +76,7 @@ impl Dialer {
     pub(super) fn new(settings: &EgressSettings, resolver: Arc<dyn Resolver>) -> Result<Self, EgressError> {
         settings.validate().map_err(EgressError::Settings)?;
         Ok(Self {
-            filter: Filter::new(&settings.allow),
+            filter: Filter::new(&settings.allow, settings.public),
             resolver,
             connect_timeout: Duration::from_secs(settings.connect_timeout_s),
             tls: Arc::new(TlsClient::new(settings.ca_file.as_deref())?),

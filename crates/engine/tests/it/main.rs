@@ -25,6 +25,7 @@ mod kpis;
 mod lists;
 mod lost;
 mod lost_again;
+mod made_history;
 mod map;
 mod marks;
 mod member_lists;

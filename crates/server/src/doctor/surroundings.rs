@@ -24,7 +24,7 @@ pub async fn held_snapshots(store: &Store) -> Result<Vec<Finding>, Failure> {
     Ok(store.held_snapshots(HELD, HELD_TRANSACTIONS).await?.iter().map(held).collect())
 }
 
-fn told(durability: &Durability) -> Vec<Finding> {
+pub fn told(durability: &Durability) -> Vec<Finding> {
     let mut findings = vec![];
     if !durability.fsync {
         let cost = "fsync is off on the server: if its machine crashes, the whole cluster may be lost, with all \

@@ -47,6 +47,8 @@ macro_rules! embedded {
 
 /// The style sheet of all pages.
 pub const STYLE: Embedded = embedded!("assets", "pages.css");
+/// The style sheet of the demo's page, which no other page loads.
+pub const DEMO_STYLE: Embedded = embedded!("assets", "demo.css");
 /// The script of all pages. Every page works without it.
 pub const SCRIPT: Embedded = embedded!("assets", "pages.js");
 
@@ -59,6 +61,8 @@ pub const PAGES: &[Embedded] = &[
     embedded!("pages", "problem.html"),
     embedded!("pages", "rows.html"),
     embedded!("pages", "confirm.html"),
+    embedded!("pages", "demo.html"),
+    embedded!("pages", "go_live.html"),
     embedded!("pages", "overview.html"),
     embedded!("pages", "notifications.html"),
     embedded!("pages", "notification.html"),
@@ -118,8 +122,9 @@ pub fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
 
 /// A file of the pages. With another hash it belongs to a process of another version, and is not kept by the browser.
 async fn own_file(UrlPath((hash, name)): UrlPath<(String, String)>) -> Result<Response, ProblemPage> {
-    let known =
-        [(&STYLE, CSS), (&SCRIPT, JAVASCRIPT), (&EDITOR, JAVASCRIPT)].into_iter().find(|(file, _)| file.name == name);
+    let known = [(&STYLE, CSS), (&DEMO_STYLE, CSS), (&SCRIPT, JAVASCRIPT), (&EDITOR, JAVASCRIPT)]
+        .into_iter()
+        .find(|(file, _)| file.name == name);
     let Some((file, kind)) = known else { return Err(Problem::not_found("file").into()) };
     let is_current = file.path() == format!("/assets/{hash}/{name}");
     let kept = if is_current { "public, max-age=31536000, immutable" } else { "no-cache" };

@@ -18,7 +18,7 @@ use super::acts::{Done, see};
 use super::assets::{self, PAGES};
 use super::login::to_sign_in;
 use super::words::{self, shown};
-use super::{Group, Page, pages};
+use super::{Group, Page, demo_pages, pages};
 use crate::app::{App, AppState};
 use crate::auth::{self, Caller};
 use crate::html;
@@ -170,7 +170,7 @@ impl Visitor {
     async fn frame(&self, app: &App, title: &str, status: StatusCode) -> Result<Value, Problem> {
         let path = self.here.split('?').next().unwrap_or("/");
         let kpis = app.tallies.current(app, &self.caller).await?;
-        let groups = navigation(path, |scope| scope.is_none_or(|scope| self.may(scope)));
+        let groups = navigation(path, app.demo.is_some(), |scope| scope.is_none_or(|scope| self.may(scope)));
         let tenants = self.tenants(app).await?;
         let is_only = tenants.as_ref().is_none_or(|names| names.len() == 1);
         let done = Done::read(&self.here).filter(|_| status == StatusCode::OK);
@@ -230,10 +230,12 @@ struct NavPage {
     is_current: bool,
 }
 
-fn navigation(here: &str, may: impl Fn(Option<Scope>) -> bool) -> Value {
+fn navigation(here: &str, in_demo: bool, may: impl Fn(Option<Scope>) -> bool) -> Value {
     static ALL: LazyLock<Vec<Page>> = LazyLock::new(pages);
+    static OF_DEMO: LazyLock<Vec<Page>> = LazyLock::new(demo_pages);
+    let of_demo: &[Page] = if in_demo { &OF_DEMO } else { &[] };
     let of = |group: Group| {
-        let pages = ALL.iter().filter(|page| may(page.scope)).filter_map(|page| {
+        let pages = ALL.iter().chain(of_demo).filter(|page| may(page.scope)).filter_map(|page| {
             let (_, label) = page.listed.filter(|(of, _)| *of == group)?;
             Some(NavPage { path: page.path, label, is_current: is_within(here, page.path) })
         });

@@ -101,7 +101,10 @@ pub async fn login(
     };
     // The secret is revealed here to send it to the browser, which keeps it.
     let cookie = format!("{COOKIE}={}; Path=/; Secure; HttpOnly; SameSite=Strict", begun.token.reveal());
-    let mut response = (StatusCode::SEE_OTHER, [(header::LOCATION, way_back(&headers))]).into_response();
+    let back = way_back(&headers);
+    // A newcomer begins with the tour.
+    let place = if app.demo.is_some() && back == "/" { "/demo".to_owned() } else { back };
+    let mut response = (StatusCode::SEE_OTHER, [(header::LOCATION, place)]).into_response();
     for cookie in [cookie, ended(BACK)] {
         if let Ok(cookie) = HeaderValue::from_str(&cookie) {
             response.headers_mut().append(header::SET_COOKIE, cookie);

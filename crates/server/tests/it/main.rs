@@ -18,7 +18,7 @@
 //!
 //! Beside it: `api`, the HTTP API for permitted, forbidden and malicious callers; `fuzz`, the API against its OpenAPI
 //! document; `ui` and `inbox`, their pages in a real browser; `cli`, the commands; `door`, slow, large and ambiguous requests;
-//! `clients`, the packages for other languages; `observability`, metrics, traces and logs; and `docs`, the snippets of
+//! `demo`, the demo as a newcomer meets it; `clients`, the packages for other languages; `observability`, metrics, traces and logs; and `docs`, the snippets of
 //! the documentation.
 #![allow(clippy::unwrap_used)]
 
@@ -29,6 +29,7 @@ mod clients;
 mod clocks;
 mod crash;
 mod database_faults;
+mod demo;
 mod digests;
 mod docs;
 mod door;

@@ -3,15 +3,16 @@
 //! - `desk`: a person at a browser, signed in to a server;
 //! - `frame`: sign-in, themes, tenants and refusals; `notifications`: the list, its filters and acts; `notification`: one
 //!   of them; `parked`: groups, and jobs; `overview`; `templates`: the editor; `audience`: users, lists and suppressions;
-//!   `event_types`; `audit`; `system`; `keys`; `glossary`; `script`: what the script adds; `accessible`: the rules of axe-core.
+//!   `event_types`; `audit`; `system`; `keys`; `glossary`; `go_live`: the checklist; `script`: what the script adds; `accessible`: the rules of axe-core.
 
-mod accessible;
+pub mod accessible;
 mod audience;
 mod audit;
 mod desk;
 mod event_types;
 mod frame;
 mod glossary;
+mod go_live;
 mod keys;
 mod notification;
 mod notifications;

@@ -76,11 +76,13 @@ fn forbidden_shape(ip: Ipv6Addr) -> Option<&'static str> {
 #[derive(Debug)]
 pub(super) struct Filter {
     allow: Vec<IpNet>,
+    /// Whether public addresses are allowed.
+    public: bool,
 }
 
 impl Filter {
-    pub(super) fn new(allow: &[IpNet]) -> Self {
-        Self { allow: allow.to_vec() }
+    pub(super) fn new(allow: &[IpNet], public: bool) -> Self {
+        Self { allow: allow.to_vec(), public }
     }
 
     /// The reason why connections to `ip` are forbidden. A range in `allow` takes precedence over every forbidden
@@ -88,7 +90,11 @@ impl Filter {
     pub(super) fn blocked(&self, ip: IpAddr) -> Option<&'static str> {
         let ip = ip.to_canonical();
         let opened = self.allow.iter().any(|net| net.contains(&ip));
-        if opened { None } else { forbidden(ip) }
+        match forbidden(ip) {
+            _ if opened => None,
+            None if !self.public => Some("public, and egress.public is false"),
+            reason => reason,
+        }
     }
 
     /// The allowed addresses, in canonical form and in the resolver's order.
@@ -146,8 +152,17 @@ mod tests {
     }
 
     #[test]
+    fn without_public_addresses_only_the_opened_range_is_left() {
+        let filter = Filter::new(&["10.1.0.0/16".parse().unwrap()], false);
+        let blocked = |ip: &str| filter.blocked(ip.parse().unwrap());
+        assert_eq!((blocked("10.1.2.3"), blocked("10.2.0.1")), (None, Some("private")));
+        assert_eq!(blocked("11.0.0.0"), Some("public, and egress.public is false"));
+        assert_eq!(blocked("2606:4700::1"), Some("public, and egress.public is false"));
+    }
+
+    #[test]
     fn an_opened_range_opens_nothing_else() {
-        let filter = Filter::new(&["10.1.0.0/16".parse().unwrap()]);
+        let filter = Filter::new(&["10.1.0.0/16".parse().unwrap()], true);
         let blocked = |ip: &str| filter.blocked(ip.parse().unwrap());
         assert_eq!(blocked("10.1.2.3"), None);
         assert_eq!(blocked("::ffff:10.1.2.3"), None);

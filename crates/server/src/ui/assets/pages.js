@@ -9,6 +9,9 @@ for (const select of document.querySelectorAll('select[data-submit]')) {
   select.addEventListener('change', () => select.form.requestSubmit());
 }
 
+// A slider shows its number.
+document.addEventListener('input', ({ target }) => { if (target.type === 'range') target.nextElementSibling.value = target.value; });
+
 // Relative times stay current, and say the viewer's own time beside UTC.
 const UNITS = [[120, 1, 's'], [7200, 60, 'min'], [172800, 3600, 'h'], [Infinity, 86400, 'days']];
 function ago(ms) {

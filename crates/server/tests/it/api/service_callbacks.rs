@@ -103,7 +103,7 @@ impl Service {
             }
             "twilio" => {
                 let mut fields: Vec<(String, String)> =
-                    url::form_urlencoded::parse(body.as_bytes()).into_owned().collect();
+                    form_urlencoded::parse(body.as_bytes()).into_owned().collect();
                 fields.sort();
                 let fields: String = fields.into_iter().map(|(name, value)| name + &value).collect();
                 let url = self.example["settings"]["status_callback"].as_str().unwrap();

@@ -1,12 +1,13 @@
 //! The rules of axe-core (WCAG 2.2 AA and its best practices) on every page, in both themes, wide and narrow.
 
+use postcommit_testkit::Browser;
 use serde_json::json;
 
 use super::desk::Desk;
 use crate::installation::Kind;
 
 /// The rules, which `scripts/test` installs.
-fn axe() -> String {
+pub fn axe() -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/axe/node_modules/axe-core/axe.min.js");
     std::fs::read_to_string(path)
         .unwrap_or_else(|e| panic!("{path}: {e}; `npm ci` in tests/axe installs it, as scripts/test does"))
@@ -14,11 +15,15 @@ fn axe() -> String {
 
 /// What is wrong with the page.
 fn check(desk: &Desk, rules: &str, what: &str) -> Vec<String> {
+    violations(&desk.browser, rules, what)
+}
+
+pub fn violations(browser: &Browser, rules: &str, what: &str) -> Vec<String> {
     let script = format!(
         "{rules}; const done = arguments[arguments.length - 1]; axe.run(document, {{ iframes: false }}).then((result) => done(
          result.violations.map((rule) => [rule.id, rule.help, ...rule.nodes.map((node) => node.html + ' ' + node.any.map((any) => any.message).join())])));"
     );
-    let wrong = desk.browser.run_async(&script);
+    let wrong = browser.run_async(&script);
     wrong.as_array().unwrap().iter().map(|rule| format!("{what}: {rule}")).collect()
 }
 
@@ -71,6 +76,7 @@ fn axe_finds_no_violation_on_any_page_in_both_themes() {
                 &one,
                 "/parked",
                 "/jobs",
+                "/go-live",
                 &job,
                 "/notifications/x",
                 "/?range=x",
