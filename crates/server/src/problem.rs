@@ -170,6 +170,11 @@ impl Problem {
         }
     }
 
+    /// The field that the problem is about.
+    pub fn field(&self) -> Option<&str> {
+        self.field.as_deref()
+    }
+
     pub fn kind(&self) -> ProblemKind {
         self.kind
     }

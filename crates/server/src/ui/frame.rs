@@ -124,9 +124,26 @@ impl Visitor {
 
     /// Draws a page: the template `name` in the frame. `content` are the values of the template.
     pub async fn page(&self, app: &App, name: &str, title: &str, content: Value) -> Result<Response, ProblemPage> {
-        let frame = self.frame(app, title, StatusCode::OK).await?;
+        self.page_as(StatusCode::OK, app, name, title, content).await
+    }
+
+    /// Draws a page that answers with another status, such as a form whose input was refused.
+    pub async fn page_as(
+        &self,
+        status: StatusCode,
+        app: &App,
+        name: &str,
+        title: &str,
+        content: Value,
+    ) -> Result<Response, ProblemPage> {
+        let frame = self.frame(app, title, status).await?;
         // The values of the frame win, so that no page can replace its token or its tenant by accident.
-        drawn(StatusCode::OK, name, context! { ..frame, ..content }).map_err(ProblemPage::from)
+        drawn(status, name, context! { ..frame, ..content }).map_err(ProblemPage::from)
+    }
+
+    /// Whether the visitor sees several tenants and chose none, so that nothing can be made or changed by name.
+    pub async fn must_choose(&self, app: &App) -> Result<bool, Problem> {
+        Ok(self.sees_all() && self.caller.store_of_all(app).tenant_rows(None, 2).await?.len() > 1)
     }
 
     /// Draws a refusal in the frame, or on a page of its own if the frame cannot be made.
@@ -162,6 +179,7 @@ impl Visitor {
             tenants => shown(tenants),
             sees_all => self.sees_all() && !is_only,
             may_operate => self.may(Scope::Operate),
+            may_edit => self.may(Scope::Edit),
             now => clock::now().to_string(),
         })
     }

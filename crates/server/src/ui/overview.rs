@@ -1,6 +1,6 @@
 //! The overview: what is going on, and whether something needs a person (E10, E11).
 
-mod lanes;
+pub mod lanes;
 
 use std::time::Duration;
 
@@ -141,9 +141,9 @@ async fn attention(app: &App, visitor: &Visitor, kpis: &Kpis, lanes: &[Lane]) ->
             tint: "warn",
             label: "Hosts paused",
             says: format!("{} receivers refuse our credentials.", shut.hosts_paused),
-            advice: "Their deliveries wait; `postcommit providers show` names them.".into(),
-            href: Some("/notifications?state=pending".into()),
-            open: "See deliveries",
+            advice: "Their deliveries wait. The page of the provider names them and resumes them.".into(),
+            href: Some("/providers".into()),
+            open: "Open providers",
         });
     }
     if visitor.may(Scope::Ops) {

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use minijinja::value::Serde;
 use minijinja::{Environment, State, Value};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use postcommit::Timestamp;
 use postcommit_channel::clock;
 use serde::Serialize;
@@ -12,6 +13,9 @@ use super::chart;
 use super::frame::with_tenant;
 use crate::html::escape;
 
+/// What is escaped in a segment of a path.
+const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+
 /// Adds the filters and functions to the engine of the templates.
 pub fn add_to(engine: &mut Environment<'_>) {
     engine.add_filter("pill", |state: &str| Value::from_safe_string(pill(state)));
@@ -19,10 +23,16 @@ pub fn add_to(engine: &mut Environment<'_>) {
     engine.add_filter("clock", |at: &str| Value::from_safe_string(time_of_day(at)));
     engine.add_filter("number", |number: i64| grouped(number));
     engine.add_filter("query", |text: &str| form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>());
+    engine.add_filter("segment", |text: &str| segment(text));
     engine.add_filter("short", |text: &str| short(text));
     engine.add_function("to", |state: &State<'_, '_>, path: &str| {
         with_tenant(path, state.lookup("tenant").as_ref().and_then(Value::as_str))
     });
+}
+
+/// A text as one segment of a path.
+pub fn segment(text: &str) -> String {
+    utf8_percent_encode(text, SEGMENT).to_string()
 }
 
 /// A value for a template.
@@ -34,8 +44,8 @@ pub fn shown(value: impl Serialize) -> Value {
 fn tint(state: &str) -> &'static str {
     match state {
         "sent" | "delivered" | "done" => "good",
-        "retrying" => "warn",
-        "parked" | "failed" => "bad",
+        "retrying" | "deferred" | "unclear" => "warn",
+        "parked" | "failed" | "rejected" => "bad",
         "sending" | "running" => "busy",
         _ => "calm",
     }
@@ -46,8 +56,8 @@ pub fn pill(state: &str) -> String {
     let shape = match state {
         "sent" => "dot",
         "delivered" | "done" => "check",
-        "retrying" => "again",
-        "parked" | "failed" => "alert",
+        "retrying" | "deferred" => "again",
+        "parked" | "failed" | "rejected" | "unclear" => "alert",
         "sending" | "running" => "arrow",
         "pending" | "queued" => "clock",
         _ => "bar",

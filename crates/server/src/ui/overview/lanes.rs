@@ -10,8 +10,8 @@ use serde::Serialize;
 
 use super::Attention;
 use crate::app::App;
-use crate::ui::frame::Visitor;
-use crate::ui::words::{grouped, relative};
+use crate::ui::frame::{Visitor, with_tenant};
+use crate::ui::words::{grouped, relative, segment};
 
 /// The maximum number of lanes that are shown, the closed ones and the busiest first.
 const LANES: usize = 12;
@@ -32,7 +32,10 @@ pub struct Lane {
     success: String,
     latency: String,
     waiting: i64,
+    /// The deliveries of the lane.
     href: String,
+    /// The page of the provider.
+    page: String,
 }
 
 impl Lane {
@@ -100,6 +103,7 @@ fn lane(provider: &Provider, tenant: Option<String>, group: Option<&KpiGroup>, t
     Lane {
         name: provider.name.clone(),
         channel: if provider.channel == "*" { "every channel".into() } else { provider.channel.clone() },
+        page: with_tenant(&format!("/providers/{}", segment(&provider.name)), tenant.as_deref()),
         tenant,
         closed,
         reason,
@@ -110,7 +114,7 @@ fn lane(provider: &Provider, tenant: Option<String>, group: Option<&KpiGroup>, t
     }
 }
 
-fn success(group: Option<&KpiGroup>) -> String {
+pub fn success(group: Option<&KpiGroup>) -> String {
     let (good, failed) = group.map_or((0, 0), |group| (group.kpi.delivered + group.kpi.captured, group.kpi.failed));
     match good + failed {
         0 => "–".into(),
@@ -120,7 +124,7 @@ fn success(group: Option<&KpiGroup>) -> String {
 }
 
 /// The latency that half of the newest attempts did not exceed.
-fn latency(mut took: Vec<i32>) -> String {
+pub fn latency(mut took: Vec<i32>) -> String {
     took.sort_unstable();
     took.get(took.len() / 2).map_or_else(|| "–".into(), |median| format!("{} ms", grouped((*median).into())))
 }
