@@ -4,6 +4,7 @@ mod broker;
 mod callback;
 mod capture;
 mod cloudevents;
+mod described;
 mod host;
 pub(crate) mod http;
 mod idle;
@@ -29,6 +30,7 @@ use uuid::Uuid;
 
 pub use callback::{Callback, CallbackAnswer, CallbackParts, CallbackRefusal, CallbackRequest, Trust};
 pub use capture::{FailOn, Mode};
+pub use described::{Described, described};
 pub use host::host_of;
 pub use kind::{
     Destination, KeyWindow, Kind, LocalSetting, MadeSecret, NewSecret, Occasion, ReadyMade, add_recipe, destination,

@@ -170,17 +170,17 @@ impl Problem {
         }
     }
 
+    /// The field that the problem is about.
+    pub fn field(&self) -> Option<&str> {
+        self.field.as_deref()
+    }
+
     pub fn kind(&self) -> ProblemKind {
         self.kind
     }
 
     pub fn status(&self) -> StatusCode {
         self.kind.parts().0
-    }
-
-    /// The field that the problem is about.
-    pub fn field(&self) -> Option<&str> {
-        self.field.as_deref()
     }
 
     /// The title of the page that shows the problem.

@@ -1,6 +1,6 @@
 //! The rules for configuring and testing providers that the API and the command line share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use postcommit::{Recipient, channel_name};
@@ -16,6 +16,9 @@ use postcommit_engine::store::{AuditEntry, Sealed, SealedWith, Store, masked};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
+
+use crate::app::App;
+use crate::auth::Caller;
 
 /// The number of encrypted secrets that are tried with a key if the database has no fingerprint to compare.
 const PROBED: i64 = 100;
@@ -101,6 +104,31 @@ pub struct Change {
     pub failover: Option<Option<String>>,
     pub failover_after_s: Option<i32>,
     pub enabled: Option<bool>,
+}
+
+/// The maximum number of characters of the reason of a pause.
+const REASON_CHARS: usize = 255;
+
+/// Checks the reason of a pause.
+pub fn check_reason(reason: &str) -> Result<(), ProviderError> {
+    let length = reason.chars().count();
+    if (1..=REASON_CHARS).contains(&length) && !reason.contains('\0') {
+        return Ok(());
+    }
+    Err(ProviderError::Field(format!("reason: has {length} characters; 1 to {REASON_CHARS} are allowed, and no NUL")))
+}
+
+/// The names of the secrets that a provider has. `None` if they cannot be decrypted here.
+pub fn stored_secrets(keys: &KeySource, provider: &Provider) -> Option<BTreeSet<String>> {
+    let Some(sealed) = &provider.secrets else { return Some(BTreeSet::new()) };
+    let opened = keys.existing().and_then(|ring| ring.open(sealed, provider.tenant, &provider.name));
+    opened.ok().map(|secrets| secrets.into_keys().collect())
+}
+
+/// The workshop of somebody who is not on the server's own machine.
+pub fn workshop<'a>(app: &'a App, store: &'a Store, caller: &Caller) -> Workshop<'a> {
+    let (keys, egress) = (&app.tools.keys, &app.tools.egress);
+    Workshop { store, installation: caller.store_of_all(app), keys, egress, is_local: false, new_key: false }
 }
 
 /// The dependencies for creating and changing providers.

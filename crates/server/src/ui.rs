@@ -9,9 +9,11 @@
 mod acts;
 mod assets;
 mod audit;
+mod captured;
 pub mod chart;
 mod confirm;
 mod demo;
+mod entities;
 mod event_types;
 mod frame;
 mod glossary;
@@ -24,6 +26,7 @@ mod notification;
 mod notifications;
 mod overview;
 mod parked;
+mod providers;
 mod query;
 mod suppressions;
 mod system;
@@ -143,6 +146,27 @@ pub fn pages() -> Vec<Page> {
         Page::shows("/event-types/{name}", Read, get(event_types::page)),
         Page::changes("/event-types/{name}", Edit, post(event_types::save)),
         Page::changes("/event-types/{name}/delete", Edit, post(event_types::delete)),
+        Page::shows("/entities", Read, get(entities::search)).listed(Group::Watch, "Entities"),
+        Page::shows("/entities/{entity}", Read, get(entities::page)),
+        Page::shows("/entities/{entity}/resend", Operate, get(entities::resend::page)),
+        Page::changes("/entities/{entity}/resend", Operate, post(entities::resend::resend)),
+        Page::changes("/entities/{entity}/cancel", Operate, post(entities::cancel)),
+        Page::shows("/providers", Read, get(providers::list)).listed(Group::Send, "Providers"),
+        Page::shows("/providers/new", Edit, get(providers::catalogue::page)),
+        Page::shows("/providers/new/{driver}", Edit, get(providers::edit::new)),
+        Page::changes("/providers/new/{driver}", Edit, post(providers::edit::create)),
+        Page::shows("/providers/{name}", Read, get(providers::page)),
+        Page::shows("/providers/{name}/edit", Edit, get(providers::edit::edit)),
+        Page::changes("/providers/{name}/edit", Edit, post(providers::edit::update)),
+        Page::shows("/providers/{name}/test", Operate, get(providers::trial::page)),
+        Page::changes("/providers/{name}/test", Operate, post(providers::trial::test)),
+        Page::changes("/providers/{name}/callback", Edit, post(providers::callback::show)),
+        Page::changes("/providers/{name}/pause", Operate, post(providers::acts::pause)),
+        Page::changes("/providers/{name}/resume", Operate, post(providers::acts::resume)),
+        Page::changes("/providers/{name}/disable", Edit, post(providers::acts::disable)),
+        Page::changes("/providers/{name}/enable", Edit, post(providers::acts::enable)),
+        Page::changes("/providers/{name}/delete", Edit, post(providers::acts::delete)),
+        Page::shows("/captured", Read, get(captured::page)).listed(Group::Send, "Captured"),
         Page::shows("/jobs", Read, get(jobs::list)).listed(Group::Run, "Jobs"),
         Page::shows("/jobs/{id}", Read, get(jobs::page)),
         Page::changes("/jobs/{id}/cancel", Operate, post(jobs::cancel)),

@@ -196,6 +196,9 @@ pub struct DeliveryFilter {
     /// Only deliveries that were first due longer ago than this and are not being sent.
     #[serde(skip)]
     pub stuck: Option<Duration>,
+    /// Whether to list only deliveries that a driver for development recorded instead of sending them.
+    #[serde(skip)]
+    pub captured: bool,
     /// Whether the rows include the full address in addition to the masked one.
     #[serde(skip)]
     pub full: bool,

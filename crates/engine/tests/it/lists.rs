@@ -132,6 +132,23 @@ on_both! {
         assert_eq!((world.delivery(a).await.state.as_str(), world.delivery(b).await.state.as_str()), ("discarded", "parked"));
     }
 
+    async fn captured_deliveries_are_listed_alone(world) {
+        world.capture(json!({"fail_on": "permanent=b"})).await;
+        let captured = world.enqueue("a", json!({"entity": "e1"})).await;
+        let rejected = world.enqueue("b", json!({"entity": "e1"})).await;
+        world.pass().await;
+        let waits = world.enqueue("a", json!({"entity": "e1"})).await;
+        let ids_of = async |filter: DeliveryFilter| {
+            let rows = world.store.delivery_rows(&filter).await.unwrap().rows;
+            newest_first(rows.iter().map(|row| row.notification_id).collect())
+        };
+        assert_eq!(ids_of(deliveries()).await, newest_first(vec![captured, rejected, waits]));
+        let only = DeliveryFilter { captured: true, ..deliveries() };
+        assert_eq!(ids_of(only.clone()).await, [captured]);
+        assert_eq!(ids_of(DeliveryFilter { entity: Some("e1".into()), ..only.clone() }).await, [captured]);
+        assert_eq!(ids_of(DeliveryFilter { states: vec!["pending".into()], ..only }).await, Vec::<Uuid>::new());
+    }
+
     async fn the_facts_and_the_newest_attempts_of_a_delivery_are_read_with_a_limit(world) {
         world.capture(json!({"fail_on": "transient=b"})).await;
         let (sent, retrying) = (world.enqueue("a", json!({})).await, world.enqueue("b", json!({})).await);

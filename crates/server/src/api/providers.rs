@@ -19,7 +19,7 @@ use super::{ProblemResponses, TenantQuery};
 use crate::app::{App, AppState};
 use crate::auth::{Caller, Editor, Operator, Reader};
 use crate::problem::{Problem, ProblemKind};
-use crate::providers::{self, Change, ProviderError, TEST_TEXT, TestResult, Workshop};
+use crate::providers::{self, Change, ProviderError, TEST_TEXT, TestResult, workshop};
 use crate::read::{Body, Id, given};
 
 /// The maximum number of paused or held hosts that are shown, for one provider and in a list. The KPIs count all.
@@ -152,11 +152,6 @@ impl From<ProviderError> for Problem {
             ProviderError::Database(problem) => problem.into(),
         }
     }
-}
-
-fn workshop<'a>(app: &'a App, store: &'a Store, caller: &Caller) -> Workshop<'a> {
-    let (keys, egress) = (&app.tools.keys, &app.tools.egress);
-    Workshop { store, installation: caller.store_of_all(app), keys, egress, is_local: false, new_key: false }
 }
 
 /// All providers.
@@ -410,10 +405,7 @@ pub async fn pause_provider(
     Id(name): Id<String>,
     Body(why): Body<Pause>,
 ) -> Result<Json<ShownProvider>, Problem> {
-    let length = why.reason.chars().count();
-    if !(1..=255).contains(&length) || why.reason.contains('\0') {
-        return Err(Problem::invalid("reason", format!("has {length} characters; 1 to 255 are allowed")));
-    }
+    providers::check_reason(&why.reason)?;
     let store = caller.store_of_one(&app);
     let provider = workshop(&app, &store, &caller).find(caller.tenant(), &name).await?;
     match host_of(why.host.as_deref())? {

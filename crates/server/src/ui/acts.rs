@@ -25,6 +25,7 @@ const TYPED_OVER: i64 = 100;
 const PACES: [i32; 4] = [1, 10, 100, PACE];
 
 /// The fields of a form. A field may be given several times.
+#[derive(Default)]
 pub struct Fields(Vec<(String, String)>);
 
 impl Fields {
@@ -43,6 +44,11 @@ impl Fields {
 
     pub fn is_yes(&self, name: &str) -> bool {
         self.get(name) == Some("yes")
+    }
+
+    /// Every field and its value.
+    pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
     pub fn all(&self, name: &str) -> Vec<&str> {
@@ -102,6 +108,16 @@ impl Done {
         ("event-type-deleted", "The declaration is deleted. Notifications of the event type are still accepted."),
         ("view-saved", "The view is saved in this browser."),
         ("view-deleted", "The view is deleted."),
+        ("provider-created", "The provider is created. Test it before you rely on it."),
+        ("provider-changed", "The provider is changed."),
+        ("provider-same", "The provider had these values already."),
+        ("provider-paused", "The provider is paused. Its deliveries wait."),
+        ("provider-resumed", "The provider is open."),
+        ("host-resumed", "The receiver is open. What waited for it is due."),
+        ("provider-enabled", "The provider takes new deliveries."),
+        ("provider-disabled", "The provider takes no new deliveries."),
+        ("provider-deleted", "The provider is deleted."),
+        ("nothing", "Nothing had to be changed."),
     ];
     const ACTS: [(&str, &str); 5] = [
         ("retry", "pending again"),
@@ -111,8 +127,12 @@ impl Done {
         ("resend", "sent again"),
     ];
 
+    fn known() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
+        Self::ACTS.iter().chain(Self::SAID)
+    }
+
     pub fn one(act: &str) -> Self {
-        let act = Self::SAID.iter().chain(&Self::ACTS).find(|(name, _)| *name == act).map_or("retry", |(name, _)| name);
+        let act = Self::known().find(|(name, _)| *name == act).map_or("retry", |(name, _)| name);
         Self { act, done: 1, unclear: 0, refused: 0 }
     }
 
@@ -134,7 +154,7 @@ impl Done {
         let told = query.split('&').find_map(|pair| pair.strip_prefix("done="))?;
         let mut parts = told.split('.');
         let named = parts.next()?;
-        let (act, _) = Self::SAID.iter().chain(&Self::ACTS).find(|(name, _)| *name == named)?;
+        let (act, _) = Self::known().find(|(name, _)| *name == named)?;
         let mut number = || parts.next()?.parse().ok();
         Some(Self { act, done: number()?, unclear: number()?, refused: number()? })
     }

@@ -86,6 +86,18 @@ pub const PAGES: &[Embedded] = &[
     embedded!("pages", "keys.html"),
     embedded!("pages", "secret.html"),
     embedded!("pages", "glossary.html"),
+    embedded!("pages", "providers.html"),
+    embedded!("pages", "provider.html"),
+    embedded!("pages", "catalogue.html"),
+    embedded!("pages", "provider_form.html"),
+    embedded!("pages", "provider_made.html"),
+    embedded!("pages", "provider_test.html"),
+    embedded!("pages", "callback.html"),
+    embedded!("pages", "entities.html"),
+    embedded!("pages", "entity.html"),
+    embedded!("pages", "resend.html"),
+    embedded!("pages", "captured.html"),
+    embedded!("pages", "content.html"),
 ];
 
 impl Embedded {

@@ -1,5 +1,6 @@
 //! The page that asks before something is changed. Its form repeats the request, with the confirmation.
 
+use axum::http::StatusCode;
 use axum::response::Response;
 use minijinja::context;
 use serde::Serialize;
@@ -37,6 +38,8 @@ pub struct Question {
     pub rows: Vec<super::notifications::row::Row>,
     /// The choices of a select: its name, its label, and the values with their labels.
     pub choice: Option<Choice>,
+    /// A text to type, such as a reason: its name, its label and what was typed before.
+    pub text: Option<TextField>,
     /// The page to which Cancel leads.
     pub back: String,
 }
@@ -48,9 +51,18 @@ pub struct Choice {
     pub options: Vec<(String, String)>,
 }
 
+#[derive(Serialize)]
+pub struct TextField {
+    pub name: &'static str,
+    pub label: &'static str,
+    pub value: String,
+}
+
 impl Question {
+    /// Asks. A question whose last answer was refused has the status of a refused form.
     pub async fn ask(self, app: &App, visitor: &Visitor) -> Result<Response, ProblemPage> {
         let title = self.title.clone();
-        visitor.page(app, "confirm.html", &title, context! { question => shown(self) }).await
+        let status = if self.refused.is_some() { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::OK };
+        visitor.page_as(app, status, "confirm.html", &title, context! { question => shown(self) }).await
     }
 }

@@ -13,10 +13,10 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::frame::Visitor;
-use super::glossary;
+use super::frame::{Visitor, with_tenant};
 use super::notifications::row::why;
 use super::words::shown;
+use super::{entities, glossary};
 use crate::app::{App, AppState};
 use crate::html;
 use crate::problem::{Problem, ProblemKind, ProblemPage};
@@ -88,7 +88,7 @@ pub async fn page(
         data => sent.as_ref().ok().and_then(|sent| serde_json::to_string_pretty(sent.data.as_ref()?).ok()),
         not_rendered => sent.as_ref().err().map(ToString::to_string),
         payload => payload(&note.payload),
-        note => shown(Related::of(&note, &chosen)),
+        note => shown(Related::of(&visitor, &note, &chosen)),
         address => address(&app, &visitor, key).await?,
         acts => acts(&visitor, &note, &chosen),
     };
@@ -150,6 +150,8 @@ fn line(row: &DeliveryRow, chosen: &DeliveryRow) -> Line {
 struct Related {
     event_type: String,
     entity: Option<String>,
+    /// The page of the entity, in the tenant of the notification.
+    entity_page: Option<String>,
     user: Option<String>,
     key: String,
     correlation: Option<String>,
@@ -162,11 +164,16 @@ struct Related {
 }
 
 impl Related {
-    fn of(note: &StoredNotification, row: &DeliveryRow) -> Self {
+    fn of(visitor: &Visitor, note: &StoredNotification, row: &DeliveryRow) -> Self {
+        let page = |entity: &String| match visitor.sees_all() {
+            true => with_tenant(&entities::address(entity, ""), Some(&row.tenant)),
+            false => visitor.link(&entities::address(entity, "")),
+        };
         let site = note.source.as_ref().and_then(|source| source.get("site")?.as_str()).map(str::to_owned);
         Self {
             event_type: note.event_type.clone(),
             entity: note.entity.clone(),
+            entity_page: note.entity.as_ref().map(page),
             user: row.user_id.clone(),
             key: note.idempotency_key.clone(),
             correlation: note.correlation_id.clone(),
@@ -205,7 +212,7 @@ fn acts(visitor: &Visitor, note: &StoredNotification, row: &DeliveryRow) -> Valu
 }
 
 /// The content of a delivery, rendered again, or why it cannot be.
-async fn as_sent(
+pub async fn as_sent(
     app: &App,
     visitor: &Visitor,
     note: &StoredNotification,

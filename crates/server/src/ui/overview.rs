@@ -1,7 +1,7 @@
 //! The overview: what is going on, and whether something needs a person (E10, E11).
 
-mod lanes;
-mod latency;
+pub mod lanes;
+pub mod latency;
 
 use std::time::Duration;
 
@@ -159,9 +159,9 @@ async fn attention(app: &App, visitor: &Visitor, kpis: &Kpis, lanes: &[Lane]) ->
             tint: "warn",
             label: "Hosts paused",
             says: format!("{} receivers refuse our credentials.", shut.hosts_paused),
-            advice: "Their deliveries wait; `postcommit providers show` names them.".into(),
-            href: Some("/notifications?state=pending".into()),
-            open: "See deliveries",
+            advice: "Their deliveries wait. The page of the provider names them and resumes them.".into(),
+            href: Some("/providers".into()),
+            open: "Open providers",
         });
     }
     if visitor.may(Scope::Ops) {

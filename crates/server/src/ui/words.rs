@@ -63,8 +63,8 @@ pub fn shown(value: impl Serialize) -> Value {
 fn tint(state: &str) -> &'static str {
     match state {
         "sent" | "delivered" | "done" | "active" => "good",
-        "retrying" => "warn",
-        "parked" | "failed" => "bad",
+        "retrying" | "deferred" | "unclear" => "warn",
+        "parked" | "failed" | "rejected" => "bad",
         "sending" | "running" => "busy",
         _ => "calm",
     }
@@ -75,8 +75,8 @@ pub fn pill(state: &str) -> String {
     let shape = match state {
         "sent" => "dot",
         "delivered" | "done" | "active" => "check",
-        "retrying" => "again",
-        "parked" | "failed" => "alert",
+        "retrying" | "deferred" => "again",
+        "parked" | "failed" | "rejected" | "unclear" => "alert",
         "sending" | "running" => "arrow",
         "pending" | "queued" => "clock",
         _ => "bar",

@@ -3,12 +3,15 @@
 //! - `desk`: a person at a browser, signed in to a server;
 //! - `frame`: sign-in, themes, tenants and refusals; `notifications`: the list, its filters and acts; `notification`: one
 //!   of them; `parked`: groups, and jobs; `overview`; `templates`: the editor; `audience`: users, lists and suppressions;
-//!   `event_types`; `audit`; `system`; `keys`; `glossary`; `go_live`: the checklist; `script`: what the script adds; `accessible`: the rules of axe-core.
+//!   `event_types`; `audit`; `system`; `keys`; `glossary`; `go_live`: the checklist; `providers`; `entities`; `captured`;
+//!   `script`: what the script adds; `accessible`: the rules of axe-core.
 
 pub mod accessible;
 mod audience;
 mod audit;
+mod captured;
 mod desk;
+mod entities;
 mod event_types;
 mod frame;
 mod glossary;
@@ -18,6 +21,7 @@ mod notification;
 mod notifications;
 mod overview;
 mod parked;
+mod providers;
 mod script;
 mod system;
 mod templates;

@@ -42,7 +42,7 @@ impl<'a> DeliveryList<'a> {
 
     /// Returns the states of queued deliveries that the filter selects.
     fn live(&self) -> Vec<&'static str> {
-        let only_ended = self.filter.reason.is_some() || self.ended_before.is_some();
+        let only_ended = self.filter.reason.is_some() || self.ended_before.is_some() || self.filter.captured;
         let mut live = if only_ended { vec![] } else { self.wanted_states(&DeliveryState::LIVE) };
         live.retain(|state| self.stuck_since.is_none() || *state != "sending");
         live
@@ -150,6 +150,9 @@ impl<'a> DeliveryList<'a> {
         }
         if let Some(reason) = &self.filter.reason {
             on.push_str(&format!(" AND q.reason = {}", parameters.add(reason.as_str())));
+        }
+        if self.filter.captured {
+            on.push_str(" AND q.captured");
         }
         if let Some(bound) = self.ended_before {
             on.push_str(&format!(" AND q.finished_at < {}", parameters.add(bound)));
@@ -261,6 +264,7 @@ impl ListQuery for DeliveryList<'_> {
             [&f.reason, &f.channel, &f.provider, &f.event_type, &f.error_code, &f.error_class, &f.recipient, &f.list]
                 .iter()
                 .any(|wanted| wanted.is_some());
+        let narrow = narrow || f.captured;
         if narrow || f.attempts.is_some() || f.unclear.is_some() || !f.states.is_empty() || !f.words.is_empty() {
             limit.saturating_mul(SPARE)
         } else {

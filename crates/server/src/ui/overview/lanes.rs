@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use super::Attention;
 use super::latency::{Latencies, in_words};
-use crate::ui::words::{grouped, relative};
+use crate::ui::frame::with_tenant;
+use crate::ui::words::{grouped, relative, segment};
 
 /// The maximum number of lanes that are shown, the closed ones and the busiest first.
 const LANES: usize = 12;
@@ -26,7 +27,10 @@ pub struct Lane {
     success: String,
     latency: String,
     waiting: i64,
+    /// The deliveries of the lane.
     href: String,
+    /// The page of the provider.
+    page: String,
 }
 
 impl Lane {
@@ -77,6 +81,7 @@ fn lane(provider: &Provider, tenant: Option<String>, group: Option<&KpiGroup>, m
     Lane {
         name: provider.name.clone(),
         channel: if provider.channel == "*" { "every channel".into() } else { provider.channel.clone() },
+        page: with_tenant(&format!("/providers/{}", segment(&provider.name)), tenant.as_deref()),
         tenant,
         closed,
         reason,
@@ -87,7 +92,7 @@ fn lane(provider: &Provider, tenant: Option<String>, group: Option<&KpiGroup>, m
     }
 }
 
-fn success(group: Option<&KpiGroup>) -> String {
+pub fn success(group: Option<&KpiGroup>) -> String {
     let (good, failed) = group.map_or((0, 0), |group| (group.kpi.delivered + group.kpi.captured, group.kpi.failed));
     match good + failed {
         0 => "–".into(),

@@ -59,6 +59,12 @@ impl Latencies {
     }
 }
 
+/// The latency that half of some attempts did not exceed, in words.
+pub fn median(mut took: Vec<i32>) -> String {
+    took.sort_unstable();
+    at_share(&took, 50).map_or_else(|| "–".into(), in_words)
+}
+
 /// The value that this share, in percent, of the sorted values does not exceed.
 fn at_share(sorted: &[i32], percent: usize) -> Option<i32> {
     let place = (sorted.len() * percent).div_ceil(100);

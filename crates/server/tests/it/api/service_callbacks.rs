@@ -102,8 +102,7 @@ impl Service {
                 [("x-postal-signature-256", STANDARD.encode(signature))].into()
             }
             "twilio" => {
-                let mut fields: Vec<(String, String)> =
-                    form_urlencoded::parse(body.as_bytes()).into_owned().collect();
+                let mut fields: Vec<(String, String)> = form_urlencoded::parse(body.as_bytes()).into_owned().collect();
                 fields.sort();
                 let fields: String = fields.into_iter().map(|(name, value)| name + &value).collect();
                 let url = self.example["settings"]["status_callback"].as_str().unwrap();

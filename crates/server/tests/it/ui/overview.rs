@@ -54,7 +54,20 @@ fn every_page_fits_a_phone_and_loads_nothing_from_outside() {
         let desk = Desk::with(Kind::Sqlite, &[("UI_ENVIRONMENT", "staging")], width);
         desk.plant();
         let id = desk.enqueue("good", &format!("Booking {} {}", "9".repeat(60), "long ".repeat(30)));
-        for path in ["/", "/notifications", &format!("/notifications/{id}"), "/parked", "/jobs", "/?range=1h"] {
+        for path in [
+            "/",
+            "/notifications",
+            &format!("/notifications/{id}"),
+            "/parked",
+            "/jobs",
+            "/?range=1h",
+            "/providers",
+            "/providers/catcher",
+            "/providers/new",
+            "/providers/new/smtp",
+            "/entities/1",
+            "/captured",
+        ] {
             desk.open(path);
             desk.is_unhurt();
             let loaded =

@@ -23,6 +23,7 @@ impl Walk {
 fn path_of(page: &Page, whose: &Planted) -> String {
     let part = |part: &str| match part.strip_prefix('{').and_then(|part| part.strip_suffix('}')) {
         Some("n") => "0".to_owned(),
+        Some("driver") => "capture".to_owned(),
         Some(parameter) => whose.parameter(&format!("/v1{}", page.path), parameter).unwrap_or_else(|| {
             panic!(
                 "the walk does not know what {{{parameter}}} of {} is: teach it, or the page is not covered",
@@ -60,6 +61,11 @@ fn form_of(page: &Page, whose: &Planted) -> String {
         "/notifications/views" | "/notifications/views/delete" => "name=x&filter=state%3Dparked".to_owned(),
         "/event-types" => "name=made-by-the-page-walk".to_owned(),
         "/keys/sign-out" => format!("actor=login%3Anobody&of={}&confirmed=yes", whose.name),
+        "/providers/new/{driver}" => "name=made-by-the-walk&is_default=false".to_owned(),
+        "/providers/{name}/edit" => "revision=1&concurrency=3&breaker_failures=4".to_owned(),
+        "/providers/{name}/test" => "address=somebody%40example.com".to_owned(),
+        "/providers/{name}/pause" => "reason=the+walk&confirmed=yes".to_owned(),
+        "/entities/{entity}/resend" => "channel=email&confirmed=yes".to_owned(),
         _ => format!("id={parked}&confirmed=yes"),
     }
 }
@@ -104,7 +110,8 @@ on_both! {
             let (said, asked) = (answer.text(), path_of(&page, &walk.a) + &form_of(&page, &walk.a));
             let told = walk.a.canaries.iter().find(|canary| said.contains(*canary) && !asked.contains(*canary));
             assert_eq!(told, None, "{} tells it: {said}", page.path);
-            let is_about_one = page.path.contains('{') || page.path == "/deliveries/mark-delivered";
+            // A new provider is of the visitor's own tenant.
+            let is_about_one = (page.path.contains('{') || page.path == "/deliveries/mark-delivered") && page.path != "/providers/new/{driver}";
             assert_eq!(answer.status == 404, is_about_one, "{} answers {}: {said}", page.path, answer.status);
             // Nobody but operations chooses a tenant.
             if page.scope.is_some() {
@@ -126,7 +133,7 @@ on_both! {
                 ("GET", "/notifications/{id}/{n}/mail" | "/templates/{id}/mail") => 404..=404,
                 // The result of a test is shown beside the draft.
                 ("POST", "/templates/{id}/test") => 200..=200,
-                ("GET", _) => 200..=200,
+                ("GET", _) | (_, "/providers/{name}/test" | "/providers/{name}/callback") => 200..=200,
                 // What is made is shown in the answer, this once.
                 (_, "/keys" | "/keys/sign-in-links") => 200..=200,
                 (_, "/notifications/{id}/resend" | "/notifications/{id}/{n}/suppress" | "/deliveries/mark-delivered") => 409..=409,

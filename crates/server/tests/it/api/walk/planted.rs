@@ -136,7 +136,9 @@ impl Planted {
             ("keys", "id") => self.key.clone(),
             ("inbox", "id") => self.message.clone(),
             ("inbox", "user") => format!("{}-user", self.name),
-            ("providers", "name") if path.ends_with("/callback") => format!("{}-receipts", self.name),
+            ("providers", "name") if path.ends_with("/callback") || path.ends_with("/delete") => {
+                format!("{}-receipts", self.name)
+            }
             ("providers", "name") => format!("{}-provider", self.name),
             ("tenants", "name") => self.spare.clone(),
             ("templates", "id") => format!("{}-template", self.name),
