@@ -26,7 +26,7 @@ fn kind_of(recipe: &toml::Table) -> Kind {
 }
 
 /// The rules of a recipe on its answers, or on its callbacks.
-fn rules<'r>(recipe: &'r mut toml::Table, of_callbacks: bool) -> &'r mut [toml::Value] {
+fn rules(recipe: &mut toml::Table, of_callbacks: bool) -> &mut [toml::Value] {
     let rules = match of_callbacks {
         true => recipe.get_mut("callback").and_then(|callback| callback.get_mut("rule")),
         false => recipe.get_mut("error"),

@@ -132,7 +132,8 @@ fn shown(mail: &ReceivedMail, name: &str) -> String {
     for word in value.split(' ') {
         let encoded = word.strip_prefix("=?utf-8?b?").and_then(|word| word.strip_suffix("?="));
         // A space between encoded words is not shown.
-        if !text.is_empty() && !(was_encoded && encoded.is_some()) {
+        let belongs_together = was_encoded && encoded.is_some();
+        if !text.is_empty() && !belongs_together {
             text.push(' ');
         }
         text += &encoded.map_or(word.to_owned(), |word| String::from_utf8(STANDARD.decode(word).unwrap()).unwrap());
