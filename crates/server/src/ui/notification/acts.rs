@@ -116,7 +116,7 @@ pub async fn resend(
     }
     let request_id = fields.get("request_id").map_or_else(|| Uuid::now_v7().to_string(), str::to_owned);
     let (channel, event_type) = (channel.to_owned(), Some(note.event_type));
-    let wish = Resend { entity, channel, event_type, template: None, recipient: None, request_id };
+    let wish = Resend { entity, channel, event_type, template: None, recipient: None, of: None, request_id };
     // The notification may belong to another tenant than the caller's own, if the caller sees all tenants.
     let all = visitor.caller.store_of_all(&app);
     let accepted = send_again(&visitor.store(&app), &all, note.tenant, &wish, |request| request).await;
