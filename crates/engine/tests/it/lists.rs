@@ -140,7 +140,7 @@ on_both! {
         assert_eq!((world.delivery(a).await.state.as_str(), world.delivery(b).await.state.as_str()), ("discarded", "parked"));
     }
 
-    async fn the_facts_and_the_newest_attempts_of_a_delivery_are_read_with_a_limit(world) {
+    async fn facts_attempts_and_latencies_are_read_with_a_limit(world) {
         world.capture(json!({"fail_on": "transient=b"})).await;
         let (sent, retrying) = (world.enqueue("a", json!({})).await, world.enqueue("b", json!({})).await);
         for _ in 0..3 {
@@ -156,9 +156,11 @@ on_both! {
         assert!(world.store.facts(world.key(sent, 9)).await.unwrap().is_none());
         let seqs = async |limit| world.store.attempts_of(world.key(retrying, 1), limit).await.unwrap().iter().map(|attempt| attempt.seq).collect::<Vec<_>>();
         assert_eq!((seqs(100).await, seqs(2).await), (vec![1, 2, 3], vec![2, 3]), "the newest, in order");
-        let newest = world.store.newest_attempts(world.tenant, 100).await.unwrap();
-        assert_eq!((newest.len(), world.store.newest_attempts(world.tenant, 1).await.unwrap().len()), (4, 1));
-        assert_eq!(world.store.newest_attempts(world.tenant + 1, 100).await.unwrap(), vec![]);
+        let newest = world.store.newest_latencies(world.tenant, 100).await.unwrap();
+        assert!(newest.len() == 4 && newest.iter().all(|(provider, took)| provider == "capture" && *took >= 0), "{newest:?}");
+        assert_eq!(world.store.newest_latencies(world.tenant, 1).await.unwrap().len(), 1);
+        assert_eq!(world.store.newest_latencies(world.tenant + 1, 100).await.unwrap(), vec![]);
+        assert_eq!(world.store.attempts_of(world.key(sent, 1), 100).await.unwrap().len(), 1);
     }
 
     async fn every_filter_of_notifications_finds_its_matches(world) {

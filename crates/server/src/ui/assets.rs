@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn style_and_script_stay_small() {
-        assert!(STYLE.embedded.len() <= 20_000, "{} bytes of CSS", STYLE.embedded.len());
-        assert!(SCRIPT.embedded.len() <= 8_000, "{} bytes of JavaScript", SCRIPT.embedded.len());
+        assert!(STYLE.embedded.len() <= 21_000, "{} bytes of CSS", STYLE.embedded.len());
+        assert!(SCRIPT.embedded.len() <= 12_000, "{} bytes of JavaScript", SCRIPT.embedded.len());
     }
 }

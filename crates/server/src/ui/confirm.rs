@@ -27,9 +27,15 @@ pub struct Question {
     pub fields: Vec<(String, String)>,
     /// The label of a box that includes deliveries that may have arrived.
     pub unclear: Option<String>,
+    /// Whether the box must be ticked.
+    pub is_unclear_required: bool,
+    /// Whether the last answer ticked the box.
+    pub is_unclear_ticked: bool,
     /// The paces to choose from: value and label.
     pub paces: Vec<(i32, String)>,
-    /// The number that must be typed before many deliveries are discarded.
+    /// The pace that is chosen.
+    pub pace: i32,
+    /// The number that must be typed before many deliveries, or those of all tenants, are changed.
     pub typed: Option<String>,
     /// What was wrong with the last answer.
     pub refused: Option<String>,
@@ -37,7 +43,7 @@ pub struct Question {
     pub rows: Vec<super::notifications::row::Row>,
     /// The choices of a select: its name, its label, and the values with their labels.
     pub choice: Option<Choice>,
-    /// The page to which Cancel leads.
+    /// The page to which the question leads back.
     pub back: String,
 }
 
@@ -51,6 +57,7 @@ pub struct Choice {
 impl Question {
     pub async fn ask(self, app: &App, visitor: &Visitor) -> Result<Response, ProblemPage> {
         let title = self.title.clone();
+        let visitor = visitor.asked_on(&self.back);
         visitor.page(app, "confirm.html", &title, context! { question => shown(self) }).await
     }
 }

@@ -11,14 +11,10 @@ use serde::Serialize;
 use super::Attention;
 use crate::app::App;
 use crate::ui::frame::Visitor;
-use crate::ui::words::{grouped, relative};
+use crate::ui::words::{dotted, grouped, relative};
 
-/// The maximum number of lanes that are shown, the closed ones and the busiest first.
-const LANES: usize = 12;
-/// The number of newest attempts of a tenant from which latencies are computed.
-const ATTEMPTS: i64 = 500;
-/// The maximum number of tenants whose latencies are computed, for people who see all of them.
-const TENANTS: usize = 5;
+/// The maximum number of lanes that are shown.
+pub const LANES: usize = 12;
 
 /// A provider's lane.
 #[derive(Serialize)]
@@ -28,6 +24,8 @@ pub struct Lane {
     tenant: Option<String>,
     /// Why the lane is closed.
     closed: Option<&'static str>,
+    /// Whether our breaker holds it, and not the provider.
+    is_tripped: bool,
     reason: String,
     success: String,
     latency: String,
@@ -45,11 +43,16 @@ impl Lane {
         };
         let (tint, label, advice) = match self.closed? {
             "paused" => ("bad", "Lane paused", "Mend the cause, then resume the provider; nothing is lost."),
+            "held" if self.is_tripped => (
+                "warn",
+                "Breaker open",
+                "The provider failed several times in a row. It is probed by itself; `providers resume` ends the wait.",
+            ),
             "held" => ("warn", "Lane held", "The provider asked to wait; it goes on by itself."),
             _ => return None,
         };
         let says = format!("{}: {}. {waiting}", self.name, self.reason.trim_end_matches('.'));
-        let href = Some(self.href.clone());
+        let href = Some(format!("{}&state=pending,retrying", self.href));
         Some(Attention { tint, label, says, advice: advice.into(), href, open: "See deliveries" })
     }
 }
@@ -63,15 +66,8 @@ pub async fn lanes(app: &App, visitor: &Visitor, kpis: &Kpis) -> Result<Vec<Lane
     };
     let tenants = if visitor.sees_all() { store.tenants().await? } else { Default::default() };
     let mut latencies: HashMap<(i32, String), Vec<i32>> = HashMap::new();
-    let mut seen: Vec<i32> = providers.iter().map(|provider| provider.tenant).collect();
-    seen.sort_unstable();
-    seen.dedup();
-    for tenant in seen.into_iter().take(TENANTS) {
-        for attempt in store.newest_attempts(tenant, ATTEMPTS).await? {
-            if let Some(provider) = attempt.provider {
-                latencies.entry((tenant, provider)).or_default().push(attempt.latency_ms);
-            }
-        }
+    for (tenant, provider, took) in app.tallies.latencies(app, &visitor.caller, &providers).await?.iter() {
+        latencies.entry((*tenant, provider.clone())).or_default().push(*took);
     }
     let mut all: Vec<(i64, Lane)> = Vec::with_capacity(providers.len());
     for provider in providers {
@@ -81,8 +77,18 @@ pub async fn lanes(app: &App, visitor: &Visitor, kpis: &Kpis) -> Result<Vec<Lane
         let busy = group.map_or(0, |group| group.kpi.delivered + group.kpi.captured + group.kpi.queue.total);
         all.push((busy, lane(&provider, tenant.filter(|_| tenants.len() > 1), group, took)));
     }
-    all.sort_by_key(|(busy, lane)| (lane.closed.is_none(), std::cmp::Reverse(*busy)));
-    Ok(all.into_iter().map(|(_, lane)| lane).take(LANES).collect())
+    all.sort_by_key(|(busy, lane)| (rank(lane.closed), std::cmp::Reverse(*busy)));
+    Ok(all.into_iter().map(|(_, lane)| lane).collect())
+}
+
+/// The place of a lane: those that a person should look at, then those that send, then those that nobody uses.
+fn rank(closed: Option<&str>) -> u8 {
+    match closed {
+        Some("paused") => 0,
+        Some("held") => 1,
+        Some("disabled") => 3,
+        _ => 2,
+    }
 }
 
 fn lane(provider: &Provider, tenant: Option<String>, group: Option<&KpiGroup>, took: Vec<i32>) -> Lane {
@@ -92,7 +98,9 @@ fn lane(provider: &Provider, tenant: Option<String>, group: Option<&KpiGroup>, t
         _ if provider.suspended => (Some("tenant suspended"), String::new()),
         (Some(reason), _) => (Some("paused"), reason.clone()),
         (None, Some(until)) => {
-            (Some("held"), format!("goes on {}", relative(until.as_micros() - clock::now().as_micros())))
+            let goes_on = format!("goes on {}", relative(until.as_micros() - clock::now().as_micros()));
+            let breaker = provider.hold_reason.as_ref().map(|reason| format!("breaker open: {reason}"));
+            (Some("held"), dotted([breaker, Some(goes_on)]))
         }
         (None, None) => (None, String::new()),
     };
@@ -102,6 +110,7 @@ fn lane(provider: &Provider, tenant: Option<String>, group: Option<&KpiGroup>, t
         channel: if provider.channel == "*" { "every channel".into() } else { provider.channel.clone() },
         tenant,
         closed,
+        is_tripped: held.is_some() && provider.hold_reason.is_some(),
         reason,
         success: success(group),
         latency: latency(took),
