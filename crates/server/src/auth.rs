@@ -27,6 +27,9 @@ use crate::settings::ApiSettings;
 pub const COOKIE: &str = "__Host-postcommit";
 /// The time after its last request at which a session ends.
 pub const SESSION_LASTS: Duration = Duration::from_secs(12 * 3600);
+/// The header of requests that the script of an open page makes by itself. They do not renew the session, so that it ends
+/// although a page is open.
+pub const POLL: &str = "postcommit-poll";
 /// The time for which a key is cached. The process that revokes a key clears its own cache immediately.
 const BELIEVED: Duration = Duration::from_secs(1);
 /// The maximum number of keys in the cache.
@@ -106,9 +109,12 @@ impl Auth {
     }
 
     async fn session(&self, store: &Store, token: &str, from: Option<IpAddr>) -> Result<Session, Problem> {
-        let over =
-            || self.failed(from, Problem::new(ProblemKind::Unauthenticated, "the session has ended; sign in again"));
-        store.find_session(token).await?.ok_or_else(over)
+        if let Some(session) = store.find_session(token).await? {
+            return Ok(session);
+        }
+        let refusal = Problem::new(ProblemKind::Unauthenticated, "the session has ended; sign in again");
+        // The browser of a person whose session ended guesses nothing. Its next request must lead to the sign-in.
+        Err(if store.knew_session(token).await? { refusal } else { self.failed(from, refusal) })
     }
 
     fn believe(&self, token: &str, key: &Key, now: Instant) {
@@ -289,7 +295,9 @@ impl Caller {
                 let caller = Self::by_session(session, &credential)?;
                 // If the database accepts no writes, the session can still read. It only ends earlier, because it is
                 // not renewed.
-                if let Err(problem) = app.store.renew_session(token.reveal(), SESSION_LASTS).await {
+                if !parts.headers.contains_key(POLL)
+                    && let Err(problem) = app.store.renew_session(token.reveal(), SESSION_LASTS).await
+                {
                     tracing::warn!(%problem, "could not renew a session; its request is answered, and the session ends \
                         earlier");
                 }

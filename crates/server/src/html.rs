@@ -1,5 +1,7 @@
 //! Answers with HTML: the page for people who are not signed in, and escaping. `ui/frame.rs` has the frame of the others.
 
+use std::collections::HashSet;
+
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
@@ -28,21 +30,62 @@ pub fn answer(status: StatusCode, html: String) -> Response {
     (status, [SAME_ORIGIN, HTML], html).into_response()
 }
 
-/// Escapes text for HTML content and quoted attributes. Control characters, which HTML forbids, are replaced; so are
-/// those that turn the direction of the text after them, because they could disguise our own words.
+/// Escapes text for HTML content and quoted attributes. Line ends become `\n`. Control characters, which HTML forbids, are
+/// replaced; so are those that turn the direction of the text after them, because they could disguise our own words.
+/// Isolates that are closed within the text turn nothing outside of it, so they stay.
 pub fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
-    for c in text.chars() {
+    let closed = closed_isolates(text);
+    let mut chars = text.char_indices().peekable();
+    while let Some((at, c)) = chars.next() {
         match c {
             '&' => safe.push_str("&amp;"),
             '<' => safe.push_str("&lt;"),
             '>' => safe.push_str("&gt;"),
             '"' => safe.push_str("&quot;"),
             '\'' => safe.push_str("&#39;"),
+            '\r' => {
+                let _ = chars.next_if(|(_, next)| *next == '\n');
+                safe.push('\n');
+            }
             c if c.is_control() && c != '\n' && c != '\t' => safe.push('\u{fffd}'),
-            '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => safe.push('\u{fffd}'),
+            '\u{202a}'..='\u{202e}' => safe.push('\u{fffd}'),
+            '\u{2066}'..='\u{2069}' if !closed.contains(&at) => safe.push('\u{fffd}'),
             c => safe.push(c),
         }
     }
     safe
+}
+
+/// The positions of isolates that begin and end on the same line, with their ends.
+fn closed_isolates(text: &str) -> HashSet<usize> {
+    let (mut closed, mut open) = (HashSet::new(), Vec::new());
+    for (at, c) in text.char_indices() {
+        match c {
+            '\u{2066}'..='\u{2068}' => open.push(at),
+            '\u{2069}' => closed.extend(open.pop().into_iter().flat_map(|begin| [begin, at])),
+            '\n' | '\r' | '\u{2029}' => open.clear(),
+            _ => {}
+        }
+    }
+    closed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_escaped_and_turns_nothing_outside_of_itself() {
+        for (text, shown) in [
+            ("a\r\nb\rc\n\td", "a\nb\nc\n\td"),
+            ("\u{0}\u{202e}x", "\u{fffd}\u{fffd}x"),
+            ("Hello \u{2068}Ada\u{2069}!", "Hello \u{2068}Ada\u{2069}!"),
+            ("\u{2067}a\u{2066}b\u{2069}", "\u{fffd}a\u{2066}b\u{2069}"),
+            ("\u{2069}a\u{2067}\nb\u{2069}", "\u{fffd}a\u{fffd}\nb\u{fffd}"),
+            ("<'\"&>", "&lt;&#39;&quot;&amp;&gt;"),
+        ] {
+            assert_eq!(escape(text), shown, "{text:?}");
+        }
+    }
 }

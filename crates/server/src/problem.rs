@@ -15,6 +15,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::html;
+use crate::ui::words::sentence_case;
 
 /// The number of seconds after which a client may repeat a request that needs an operator first.
 const REPAIR_S: u64 = 30;
@@ -102,6 +103,9 @@ impl ProblemKind {
 /// The maximum number of characters of a detail, because it may quote the refused value, which may be as long as a
 /// body.
 const SAID_CHARS: usize = 1000;
+/// The same for a page, and for the label of a field on it.
+const PAGE_CHARS: usize = 400;
+const LABEL_CHARS: usize = 60;
 
 /// A refused request.
 #[derive(Debug, Clone)]
@@ -183,6 +187,14 @@ impl Problem {
         self.kind.parts().0
     }
 
+    /// The detail for a page, with the label of the field before it.
+    pub fn told(&self) -> String {
+        match self.field() {
+            Some(field) => format!("{}: {}", cut(&sentence_case(field), LABEL_CHARS), cut(&self.detail, PAGE_CHARS)),
+            None => cut(&self.detail, PAGE_CHARS),
+        }
+    }
+
     /// The title of the page that shows the problem.
     pub fn title(&self) -> &'static str {
         match self.kind {
@@ -213,7 +225,7 @@ impl Problem {
         self
     }
 
-    fn add_headers(&self, headers: &mut HeaderMap) {
+    pub fn add_headers(&self, headers: &mut HeaderMap) {
         if let Some(seconds) = self.retry_after_s {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
@@ -229,15 +241,15 @@ impl Problem {
             r#type: format!("urn:postcommit:problem:{name}"),
             title: title.into(),
             status: status.as_u16(),
-            detail: cut(&self.detail),
-            field: self.field.as_deref().map(cut),
+            detail: cut(&self.detail, SAID_CHARS),
+            field: self.field.as_deref().map(|field| cut(field, SAID_CHARS)),
             first: self.first,
         }
     }
 }
 
-fn cut(said: &str) -> String {
-    match said.char_indices().nth(SAID_CHARS) {
+fn cut(said: &str, most: usize) -> String {
+    match said.char_indices().nth(most) {
         Some((end, _)) => format!("{}…", &said[..end]),
         None => said.to_owned(),
     }
@@ -270,8 +282,13 @@ impl<E: Into<Problem>> From<E> for ProblemPage {
 
 impl IntoResponse for ProblemPage {
     fn into_response(self) -> Response {
-        let wrong = html::escape(&cut(&self.0.detail));
-        let content = format!("<p>{wrong}.</p>\n<p>{}</p>", html::escape(self.0.advice()));
+        let wrong = html::escape(&self.0.told());
+        // A form that was left open may lead to a path without a page.
+        let home = match self.0.kind {
+            ProblemKind::MethodNotAllowed => " <a href=\"/\">Open the overview</a>",
+            _ => "",
+        };
+        let content = format!("<p>{wrong}.</p>\n<p>{}{home}</p>", html::escape(self.0.advice()));
         let mut response = html::page(self.0.status(), self.0.title(), &content);
         self.0.add_headers(response.headers_mut());
         // The frame of pages draws the problem again, with the navigation.

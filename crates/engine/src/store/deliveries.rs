@@ -299,6 +299,19 @@ impl Store {
         Ok(attempts)
     }
 
+    /// Reads the provider and the milliseconds of a tenant's newest attempts, those of the newest notification first.
+    pub async fn newest_latencies(&self, tenant: i32, limit: i64) -> Result<Vec<(String, i32)>, DbError> {
+        let sql = "SELECT provider, latency_ms
+             FROM postcommit.attempt
+             WHERE tenant = $1
+             ORDER BY notification_id DESC, n DESC, seq DESC
+             LIMIT $2";
+        let read = |row: &Row| Ok((row.get::<Option<String>>(0)?, row.get::<i32>(1)?));
+        let rows = self.db.query(sql, vec![tenant.into(), limit.into()]).await?;
+        let read = legible("attempts", rows.iter().map(read));
+        Ok(read.into_iter().filter_map(|(provider, took)| Some((provider?, took))).collect())
+    }
+
     /// Reads the newest attempts of a tenant by the time of their notifications, at most `limit`.
     pub async fn newest_attempts(&self, tenant: i32, limit: i64) -> Result<Vec<AttemptRow>, DbError> {
         let sql =

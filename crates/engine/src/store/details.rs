@@ -1,5 +1,7 @@
 //! The details of one notification, and the deliveries of one entity.
 
+use std::collections::BTreeMap;
+
 use postcommit::Timestamp;
 use postcommit_channel::model::StoredNotification;
 use serde::Serialize;
@@ -8,6 +10,7 @@ use uuid::Uuid;
 
 use crate::db::DbError;
 use crate::store::lists::keyset::{Page, Position};
+use crate::store::lists::notifications::LIVE_STATE;
 use crate::store::{AttemptRow, AuditRow, Conflict, DeliveryFilter, DeliveryRow, Store, masked};
 
 /// A notification with its deliveries, attempts, conflicts and changes. Addresses are masked.
@@ -101,6 +104,41 @@ impl Provenance {
     }
 }
 
+/// How many deliveries of a notification are counted, of each part.
+pub const COUNTED: i64 = 10_000;
+
+/// The number of a notification's deliveries by state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateCounts(BTreeMap<String, i64>);
+
+impl StateCounts {
+    /// The number of deliveries in these states.
+    #[must_use]
+    pub fn of(&self, states: &[&str]) -> i64 {
+        states.iter().filter_map(|state| self.0.get(*state)).sum()
+    }
+
+    /// The number of all deliveries.
+    #[must_use]
+    pub fn total(&self) -> i64 {
+        self.0.values().sum()
+    }
+
+    /// The state of all deliveries, if they agree.
+    #[must_use]
+    pub fn only(&self) -> Option<&str> {
+        Some(self.0.keys().next()?.as_str()).filter(|_| self.0.len() == 1)
+    }
+
+    /// Whether all deliveries were counted. If `false`, the numbers are lower bounds.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        let live = self.of(&["pending", "sending", "retrying"]);
+        let parked = self.of(&["parked"]);
+        [live, parked, self.total() - live - parked].iter().all(|part| *part < COUNTED)
+    }
+}
+
 impl Store {
     /// Reads the details of a notification. With a tenant, returns `None` if another tenant owns the notification.
     pub async fn notification_details(
@@ -153,6 +191,29 @@ impl Store {
             next_attempt_at: row.next_attempt_at,
             source,
         }))
+    }
+
+    /// Counts the deliveries of a notification by state, or only those on one channel. The deliveries that wait, that are
+    /// parked and that ended otherwise are each counted up to [`COUNTED`].
+    pub async fn delivery_states(&self, tenant: i32, id: Uuid, channel: Option<&str>) -> Result<StateCounts, DbError> {
+        let mut parameters = vec![tenant.into(), id.into(), COUNTED.into()];
+        let mut which = "q.tenant = $1 AND q.notification_id = $2".to_owned();
+        if let Some(channel) = channel {
+            parameters.push(channel.into());
+            which.push_str(" AND q.channel = $4");
+        }
+        let part = |state: &str, table: &str, of: &str| {
+            format!("SELECT * FROM (SELECT {state} AS state FROM postcommit.{table} q WHERE {which}{of} LIMIT $3) part")
+        };
+        let parts = [
+            part(LIVE_STATE, "delivery_queue", ""),
+            part("q.state", "delivery_ledger", " AND q.state = 'parked'"),
+            part("q.state", "delivery_ledger", " AND q.state <> 'parked'"),
+        ];
+        let sql = format!("SELECT state, count(*) FROM ({}) counted GROUP BY state", parts.join(" UNION ALL "));
+        let rows = self.db.query(&sql, parameters).await?;
+        let by_state = rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?)));
+        Ok(StateCounts(by_state.collect::<Result<_, DbError>>()?))
     }
 
     /// Reads the deliveries of one entity, newest first, including scheduled ones.

@@ -127,6 +127,18 @@ impl Store {
         })
     }
 
+    /// Returns whether deliveries are due and no worker has a current heartbeat. The queue is only read if there is no
+    /// worker, and only until a due delivery is found.
+    pub async fn is_unattended(&self) -> Result<bool, DbError> {
+        let (present, is_due) = (before(self.now().await?, PRESENT), is_due());
+        let sql = format!("SELECT 1 FROM postcommit.duty WHERE name LIKE '{WORKER}%' AND ran_at > $1 LIMIT 1");
+        if !self.db.query(&sql, vec![present.into()]).await?.is_empty() {
+            return Ok(false);
+        }
+        let sql = format!("SELECT 1 FROM postcommit.delivery_queue q WHERE {is_due} LIMIT 1");
+        Ok(!self.db.query(&sql, vec![]).await?.is_empty())
+    }
+
     /// Counts the deliveries that are parked as `config`, by lane. A resume does not retry them.
     pub async fn parked_as_config(&self) -> Result<BTreeMap<i32, i64>, DbError> {
         let sql = "SELECT lane, count(*) FROM postcommit.delivery_ledger

@@ -14,11 +14,17 @@ on_both! {
         let nobody = world.store.attendance().await.unwrap();
         assert_eq!((nobody.workers, nobody.last_worker_at, nobody.last_pass_at, nobody.due, nobody.jobs), (0, None, None, 0, 0));
         world.capture(serde_json::json!({})).await;
+        let is_unattended = async || world.store.is_unattended().await.unwrap();
+        world.enqueue("later", serde_json::json!({"due_at": "2099-01-01T00:00:00Z"})).await;
+        assert!(!is_unattended().await, "nothing is due");
         world.enqueue("a", serde_json::json!({})).await;
+        assert!(is_unattended().await);
         let waiting = world.store.attendance().await.unwrap();
         assert!(waiting.due == 1 && waiting.oldest_due_at.is_some() && nobody.oldest_due_at.is_none());
         let running = world.run().await;
         world.until("it has said that it is here", async || world.store.attendance().await.unwrap().workers == 1).await;
+        world.enqueue("a", serde_json::json!({})).await;
+        assert!(!is_unattended().await, "a worker is there");
         running.finish().await;
         assert_eq!(world.store.attendance().await.unwrap().workers, 0, "and that it leaves");
         let ghost = uuid::Uuid::new_v4();

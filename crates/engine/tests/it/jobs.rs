@@ -244,6 +244,25 @@ on_both! {
         }
     }
 
+    async fn b12_a_job_as_of_a_count_concerns_what_was_counted(world) {
+        world.capture(json!({"fail_on": "permanent=p"})).await;
+        park(&world, world.tenant, "p", 2).await;
+        let shown = world.store.now().await.unwrap();
+        let asked = draft(Act::Retry, of_type("p"));
+        let counted = world.store.count_for_job_as_of(Some(world.tenant), &asked, shown).await.unwrap();
+        let later = world.enqueue("p", json!({})).await;
+        world.pass().await;
+        assert_eq!((world.delivery(later).await.state.as_str(), counted.total), ("parked", 2));
+        assert_eq!(world.store.count_for_job_as_of(Some(world.tenant), &asked, shown).await.unwrap(), counted);
+        let job = world.store.create_job_as_of(Some(world.tenant), &asked, shown).await.unwrap();
+        assert_eq!((job.total, job.asked_at), (2, shown));
+        assert_eq!(run_to_the_end(&world, job.id).await.done, 2);
+        assert_eq!(world.delivery(later).await.state, "parked", "it was not counted, so it is not touched");
+        let future = world.store.now().await.unwrap().plus(Duration::from_secs(3600));
+        let job = world.store.create_job_as_of(Some(world.tenant), &draft(Act::Discard, of_type("p")), future).await.unwrap();
+        assert!(job.asked_at < future && job.total == 1, "a time in the future is now");
+    }
+
     async fn b12_a_job_ignores_deliveries_that_are_parked_or_enqueued_later(world) {
         world.capture(json!({"fail_on": "permanent=p"})).await;
         let before = world.enqueue("p", json!({})).await;

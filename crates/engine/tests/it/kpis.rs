@@ -130,6 +130,7 @@ struct Seen {
     due_later: bool,
     first_due: Option<Timestamp>,
     captured: bool,
+    unclear: bool,
 }
 
 async fn look_at_everything(world: &World) -> Vec<Seen> {
@@ -137,7 +138,7 @@ async fn look_at_everything(world: &World) -> Vec<Seen> {
           (SELECT q.first_due_at FROM postcommit.delivery_queue q
             WHERE q.tenant = d.tenant_id AND q.notification_id = d.notification_id AND q.n = d.n),
           coalesce(n.source ->> 'site', ''), coalesce(d.channel, ''), coalesce(d.provider, ''), d.event_type,
-          coalesce(d.error_class, ''), d.captured, (SELECT t.name FROM postcommit.tenant t WHERE t.id = d.tenant_id)
+          coalesce(d.error_class, ''), d.captured, (SELECT t.name FROM postcommit.tenant t WHERE t.id = d.tenant_id), d.unclear
         FROM postcommit.delivery d
         JOIN postcommit.notification n ON n.tenant = d.tenant_id AND n.id = d.notification_id";
     let sql = if world.is_postgres() { sql.replace("{now}", "clock_timestamp()") } else { sql.to_owned() };
@@ -149,6 +150,7 @@ async fn look_at_everything(world: &World) -> Vec<Seen> {
         due_later: row.get(3).unwrap(),
         first_due: row.get(4).unwrap(),
         captured: row.get(10).unwrap(),
+        unclear: row.get(12).unwrap(),
     };
     world.sql(&sql, vec![]).await.iter().map(seen).collect()
 }
@@ -176,6 +178,7 @@ fn count(seen: &[Seen], past: &Past, tenant: Option<i32>, group: Option<(KpiGrou
             "parked" => {
                 kpi.failed += 1;
                 kpi.parked.total += 1;
+                kpi.parked.unclear += i64::from(one.unclear);
                 match one.reason.as_deref() {
                     Some("rejected") => kpi.parked.rejected += 1,
                     Some("exhausted") => kpi.parked.exhausted += 1,

@@ -70,7 +70,15 @@ fn ids(rows: &[NotificationRow]) -> Vec<Uuid> {
 
 fn wish(entity: &str, channel: &str, recipient: Option<Recipient>) -> Resend {
     let request_id = Uuid::now_v7().to_string();
-    Resend { entity: entity.into(), channel: channel.into(), event_type: None, template: None, recipient, request_id }
+    Resend {
+        entity: entity.into(),
+        channel: channel.into(),
+        event_type: None,
+        template: None,
+        recipient,
+        of: None,
+        request_id,
+    }
 }
 
 /// Resends as the operator Ada. Returns the id of the copy.
@@ -149,7 +157,7 @@ on_both! {
         assert_eq!(ids_of(DeliveryFilter { states: vec!["pending".into()], ..only }).await, Vec::<Uuid>::new());
     }
 
-    async fn the_facts_and_the_newest_attempts_of_a_delivery_are_read_with_a_limit(world) {
+    async fn facts_attempts_and_latencies_are_read_with_a_limit(world) {
         world.capture(json!({"fail_on": "transient=b"})).await;
         let (sent, retrying) = (world.enqueue("a", json!({})).await, world.enqueue("b", json!({})).await);
         for _ in 0..3 {
@@ -165,9 +173,11 @@ on_both! {
         assert!(world.store.facts(world.key(sent, 9)).await.unwrap().is_none());
         let seqs = async |limit| world.store.attempts_of(world.key(retrying, 1), limit).await.unwrap().iter().map(|attempt| attempt.seq).collect::<Vec<_>>();
         assert_eq!((seqs(100).await, seqs(2).await), (vec![1, 2, 3], vec![2, 3]), "the newest, in order");
-        let newest = world.store.newest_attempts(world.tenant, 100).await.unwrap();
-        assert_eq!((newest.len(), world.store.newest_attempts(world.tenant, 1).await.unwrap().len()), (4, 1));
-        assert_eq!(world.store.newest_attempts(world.tenant + 1, 100).await.unwrap(), vec![]);
+        let newest = world.store.newest_latencies(world.tenant, 100).await.unwrap();
+        assert!(newest.len() == 4 && newest.iter().all(|(provider, took)| provider == "capture" && *took >= 0), "{newest:?}");
+        assert_eq!(world.store.newest_latencies(world.tenant, 1).await.unwrap().len(), 1);
+        assert_eq!(world.store.newest_latencies(world.tenant + 1, 100).await.unwrap(), vec![]);
+        assert_eq!(world.store.attempts_of(world.key(sent, 1), 100).await.unwrap().len(), 1);
     }
 
     async fn every_filter_of_notifications_finds_its_matches(world) {
@@ -420,6 +430,36 @@ on_both! {
         assert_eq!(story.attempt_log[2].delivery_id, format!("{id}.1"));
         assert_eq!(story.notification.recipients[0]["email"], "a…@example.com");
         assert!(world.store.notification_details(Some(world.tenant + 1), id).await.unwrap().is_none());
+    }
+
+    async fn the_deliveries_of_a_notification_are_counted_by_state(world) {
+        world.capture(json!({})).await;
+        let to = json!([{"email": "a@example.com"}, {"email": "c@example.com"}, {"email": "b@example.com"}, {"phone": "+919876543210"}]);
+        let id = world.enqueue("a", json!({"recipients": to, "channels": ["email", "sms"]})).await;
+        let counts = async |channel| world.store.delivery_states(world.tenant, id, channel).await.unwrap();
+        let waiting = counts(None).await;
+        assert_eq!((waiting.only(), waiting.total(), waiting.is_exact()), (Some("pending"), 1, true));
+        world.pass().await;
+        let park = "UPDATE postcommit.delivery_ledger SET state = 'parked', reason = 'rejected' WHERE notification_id = $1 AND n = 2";
+        world.execute(park, vec![id.into()]).await;
+        let all = counts(None).await;
+        assert_eq!((all.only(), all.total()), (None, 4), "{all:?}");
+        assert_eq!((all.of(&["sent"]), all.of(&["parked"]), all.of(&["sent", "parked"])), (3, 1, 4));
+        let sms = counts(Some("sms")).await;
+        assert_eq!((sms.only(), sms.total()), (Some("sent"), 1));
+        assert_eq!(world.store.delivery_states(world.tenant + 1, id, None).await.unwrap().total(), 0);
+        // The counting stops at a limit, and says so.
+        let many = "UPDATE postcommit.delivery_ledger SET n = n + 100 WHERE notification_id = $1";
+        world.execute(many, vec![id.into()]).await;
+        let copies = if world.is_postgres() { "generate_series(1000, 11000) AS s (g)" } else {
+            "(WITH RECURSIVE s (g) AS (SELECT 1000 UNION ALL SELECT g + 1 FROM s WHERE g < 11000) SELECT g FROM s) s"
+        };
+        let copied = format!("INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, attempts, seq, finished_at)
+            SELECT l.tenant, l.notification_id, s.g, l.lane, l.channel, l.target, l.state, l.attempts, l.seq, l.finished_at
+            FROM postcommit.delivery_ledger l, {copies} WHERE l.notification_id = $1 AND l.channel = 'sms'");
+        world.execute(&copied, vec![id.into()]).await;
+        let many = counts(None).await;
+        assert_eq!((many.is_exact(), many.of(&["parked"]), many.total()), (false, 1, 10_001));
     }
 
     async fn c10_everything_for_an_entity_newest_first_with_what_is_scheduled(world) {

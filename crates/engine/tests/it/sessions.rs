@@ -113,7 +113,15 @@ on_both! {
         world.execute("UPDATE postcommit.session SET created_at = $1, last_seen_at = $1", vec![past().into()]).await;
         world.store.renew_session(token, 10 * HOUR).await.unwrap();
         assert!(look().await.is_none() && world.count("session").await == 1);
+        // It is known for a day, so that its token is not taken for a guess.
+        let knew = async || world.store.knew_session(token).await.unwrap();
+        let expire = async |at: Timestamp| { world.execute("UPDATE postcommit.session SET expires_at = $1", vec![at.into()]).await; };
+        let hours_ago = |hours: i64, now: Timestamp| Timestamp::from_micros(now.as_micros() - hours * 3_600_000_000);
+        expire(hours_ago(23, world.store.now().await.unwrap())).await;
+        assert_eq!((knew().await, world.store.purge_sessions_once().await.unwrap()), (true, 0));
+        expire(hours_ago(25, world.store.now().await.unwrap())).await;
         assert_eq!((world.store.purge_sessions_once().await.unwrap(), world.count("session").await), (1, 0));
+        assert!(!knew().await && !world.store.knew_session("nonsense").await.unwrap());
         let other = world.store.create_session(&login(&world), HOUR).await.unwrap();
         assert!(world.store.end_session(other.token.reveal()).await.unwrap());
         assert!(!world.store.end_session(other.token.reveal()).await.unwrap());

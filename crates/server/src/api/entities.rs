@@ -79,7 +79,7 @@ pub async fn resend_entity(
     let ResendRequest { channel, event_type, template, recipient, request_id } = what;
     let request_id = request_id.unwrap_or_else(|| Uuid::now_v7().to_string());
     let channel = channel_name(&channel).to_owned();
-    let wish = Resend { entity, channel, event_type, template, recipient, request_id };
+    let wish = Resend { entity, channel, event_type, template, recipient, of: None, request_id };
     let (reader, writer) = (caller.store_of_one(&app), caller.store_of_all(&app));
     let trace = Enqueueing::below(&app, traced);
     let accepted = resend(&reader, &writer, caller.tenant(), &wish, |incoming| trace.mark(incoming)).await?;

@@ -30,7 +30,8 @@ use super::streams::Streams;
 
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const REQUEST_ID_CHARS: usize = 64;
-const POLICY: HeaderValue = HeaderValue::from_static("default-src 'self'; frame-ancestors 'none'; base-uri 'none'");
+const POLICY: HeaderValue =
+    HeaderValue::from_static("default-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'");
 
 /// The service that answers the requests: an [`axum::Router`] or any other tower service of this shape.
 pub trait Serves:

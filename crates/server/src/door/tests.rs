@@ -198,7 +198,7 @@ async fn every_answer_carries_what_it_must() {
     let html = place.get("/html").await;
     assert!(html.contains("cache-control: max-age=60\r\n"), "{html}");
     assert!(
-        html.contains("content-security-policy: default-src 'self'; frame-ancestors 'none'; base-uri 'none'\r\n"),
+        html.contains("content-security-policy: default-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'\r\n"),
         "{html}"
     );
     let refused = place.get("/../fast").await;

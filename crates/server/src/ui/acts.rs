@@ -1,28 +1,25 @@
 //! Acts on deliveries: by their ids, or by a filter as a job. Each is a form that asks for confirmation first.
 
+mod by_filter;
+
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::LOCATION;
 use axum::response::{IntoResponse, Response};
 use postcommit_channel::model::DeliveryId;
-use postcommit_engine::store::{Act, Acted, JobDraft, PACE, PACE_MOST};
+use postcommit_engine::store::{Act, Acted};
 
 use super::confirm::Question;
 use super::frame::{Visitor, own_path};
-use super::notifications::filter::Filter;
 use super::notifications::row::Row;
-use super::words::{grouped, sentence_case, span};
-use crate::acts::{self, FilterError};
+use super::words::{counted, sentence_case};
+use crate::acts;
 use crate::app::{App, AppState};
 use crate::problem::{Problem, ProblemPage};
 use crate::read::Form;
 
 /// The maximum number of deliveries that are chosen one by one. A page has fewer.
 const CHOSEN: usize = 200;
-/// More deliveries than this are discarded only after their number is typed.
-const TYPED_OVER: i64 = 100;
-/// The paces that the page offers, in deliveries per second.
-const PACES: [i32; 4] = [1, 10, 100, PACE];
 
 /// The fields of a form. A field may be given several times.
 #[derive(Default)]
@@ -87,6 +84,7 @@ pub struct Done {
 impl Done {
     /// Results that concern no deliveries.
     const SAID: &[(&str, &str)] = &[
+        ("resend", "A copy is enqueued."),
         ("template-saved", "The template is saved as a new version."),
         ("template-same", "The template already has these values, so nothing was saved."),
         ("template-settings", "The settings of the template are saved. Its texts did not change."),
@@ -119,12 +117,11 @@ impl Done {
         ("provider-deleted", "The provider is deleted."),
         ("nothing", "Nothing had to be changed."),
     ];
-    const ACTS: [(&str, &str); 5] = [
+    const ACTS: [(&str, &str); 4] = [
         ("retry", "pending again"),
         ("discard", "discarded"),
         ("mark-delivered", "marked as delivered"),
         ("cancel", "cancelled"),
-        ("resend", "sent again"),
     ];
 
     fn known() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
@@ -204,7 +201,7 @@ pub async fn discard(State(app): State<AppState>, visitor: Visitor, form: Posted
 
 async fn act(app: &App, visitor: &Visitor, fields: &Fields, act: Act) -> Result<Response, ProblemPage> {
     if fields.is_yes("all") {
-        return on_all(app, visitor, fields, act).await;
+        return by_filter::act(app, visitor, fields, act).await;
     }
     let ids = fields.all("id");
     if ids.is_empty() || ids.len() > CHOSEN {
@@ -217,7 +214,7 @@ async fn act(app: &App, visitor: &Visitor, fields: &Fields, act: Act) -> Result<
     }
     let unclear = fields.is_yes("unclear");
     let results = acts::on_ids(&visitor.store(app), visitor.caller.whose(), act, &ids, unclear).await?;
-    app.tallies.forget();
+    app.tallies.forget(visitor.caller.whose());
     Ok(see(Done::of(act, &results).at(&fields.back())))
 }
 
@@ -252,7 +249,7 @@ async fn ask_about(
 
 fn question(act: Act, count: i64) -> Question {
     let verb = sentence_case(act.name());
-    let deliveries = if count == 1 { "1 delivery".into() } else { format!("{} deliveries", grouped(count)) };
+    let deliveries = counted(count);
     let says = match act {
         Act::Retry => "They become pending again, with new attempts. What was sent already is not sent again.",
         _ => "They are never sent. They stay in the history as discarded.",
@@ -268,63 +265,7 @@ fn question(act: Act, count: i64) -> Question {
 }
 
 fn also_unclear(count: i64) -> String {
-    let who = if count == 1 { "1 delivery that".into() } else { format!("{} deliveries that", grouped(count)) };
-    format!("Also retry {who} may have arrived. A person may get the message twice.")
-}
-
-/// Acts on everything that matches a filter, as a job. The question counts, and nothing is changed before it is answered.
-async fn on_all(app: &App, visitor: &Visitor, fields: &Fields, act: Act) -> Result<Response, ProblemPage> {
-    let filter = Filter::read(fields.get("filter").unwrap_or_default())?;
-    let filter = filter.map_err(|_| Problem::invalid("filter", "has a search text; open the list again"))?;
-    let store = visitor.store(app);
-    let of_store = filter.of_store(store.now().await?, app.stuck_after)?;
-    let unclear = fields.is_yes("unclear");
-    let draft = acts::job(act, of_store, unclear, pace(fields)?).map_err(refused)?;
-    let counted = store.count_for_job(visitor.caller.whose(), &JobDraft { unclear: false, ..draft.clone() }).await?;
-    let total = counted.total + if unclear { counted.left_out } else { 0 };
-    let typed = (act == Act::Discard && total > TYPED_OVER).then(|| total.to_string());
-    let given = fields.get("typed").map(|typed| typed.replace([',', ' ', '.'], ""));
-    let is_typed = typed.is_none() || given == typed;
-    if fields.is_yes("confirmed") && is_typed {
-        let job = store.create_job(visitor.caller.whose(), &draft).await?;
-        app.tallies.forget();
-        return Ok(see(visitor.link(&format!("/jobs/{}", job.id))));
-    }
-    let forward = draft.brings_forward();
-    let mut question = Question {
-        fields: fields.repeated(&["all", "filter", "back"]),
-        unclear: (counted.left_out > 0 && act == Act::Retry && !unclear).then(|| also_unclear(counted.left_out)),
-        paces: PACES.map(|pace| (pace, pace_in_words(pace, total))).to_vec(),
-        refused: (fields.is_yes("confirmed") && !is_typed).then(|| "The number is not the one above.".to_owned()),
-        typed,
-        back: fields.back(),
-        ..question(act, total)
-    };
-    if forward {
-        question.says = "They wait for their next attempt, and are tried now. They keep their attempts.".into();
-    }
-    if !counted.is_exact {
-        question.warning = Some(format!("There are more than {}; all that match now are included.", grouped(total)));
-    }
-    question.ask(app, visitor).await
-}
-
-fn pace(fields: &Fields) -> Result<Option<i32>, Problem> {
-    let Some(given) = fields.get("pace") else { return Ok(None) };
-    let pace = given.parse().ok().filter(|pace| (1..=PACE_MOST).contains(pace));
-    pace.map(Some).ok_or_else(|| {
-        Problem::invalid("pace", format!("is {given:?}; 1 to {PACE_MOST} deliveries a second are allowed"))
-    })
-}
-
-fn pace_in_words(pace: i32, total: i64) -> String {
-    let seconds = u64::try_from(total / i64::from(pace)).unwrap_or(0);
-    let lasts = if seconds < 2 { "a moment".into() } else { format!("about {}", span(seconds)) };
-    format!("{} a second, {lasts}", grouped(pace.into()))
-}
-
-fn refused(error: FilterError) -> Problem {
-    Problem::invalid("filter", error.to_string())
+    format!("Also retry {} that may have arrived. A person may get the message twice.", counted(count))
 }
 
 #[cfg(test)]

@@ -28,9 +28,15 @@ pub struct Question {
     pub fields: Vec<(String, String)>,
     /// The label of a box that includes deliveries that may have arrived.
     pub unclear: Option<String>,
+    /// Whether the box must be ticked.
+    pub is_unclear_required: bool,
+    /// Whether the last answer ticked the box.
+    pub is_unclear_ticked: bool,
     /// The paces to choose from: value and label.
     pub paces: Vec<(i32, String)>,
-    /// The number that must be typed before many deliveries are discarded.
+    /// The pace that is chosen.
+    pub pace: i32,
+    /// The number that must be typed before many deliveries, or those of all tenants, are changed.
     pub typed: Option<String>,
     /// What was wrong with the last answer.
     pub refused: Option<String>,
@@ -40,7 +46,7 @@ pub struct Question {
     pub choice: Option<Choice>,
     /// A text to type, such as a reason: its name, its label and what was typed before.
     pub text: Option<TextField>,
-    /// The page to which Cancel leads.
+    /// The page to which the question leads back.
     pub back: String,
 }
 
@@ -63,6 +69,7 @@ impl Question {
     pub async fn ask(self, app: &App, visitor: &Visitor) -> Result<Response, ProblemPage> {
         let title = self.title.clone();
         let status = if self.refused.is_some() { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::OK };
+        let visitor = visitor.asked_on(&self.back);
         visitor.page_as(app, status, "confirm.html", &title, context! { question => shown(self) }).await
     }
 }

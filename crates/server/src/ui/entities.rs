@@ -196,7 +196,7 @@ pub async fn cancel(
     if fields.is_yes("confirmed") {
         let (store, tenant) = (visitor.store(&app), visitor.caller.tenant());
         let (cancelled, _) = store.cancel_entity(tenant, &entity, fields.get("event_type")).await?;
-        app.tallies.forget();
+        app.tallies.forget(visitor.caller.whose());
         return Ok(see(Done::one("cancel").count(usize::try_from(cancelled).unwrap_or(0)).at(&page)));
     }
     let live = live(&app, &visitor, &entity).await?;

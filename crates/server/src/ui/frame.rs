@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use axum::extract::{FromRequestParts, Request, State};
+use axum::extract::{FromRequestParts, MatchedPath, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
@@ -38,7 +38,10 @@ pub struct Visitor {
     /// The CSRF token that forms send back. Empty for a key, which needs none.
     csrf: String,
     theme: &'static str,
-    /// The path and the query of the page.
+    /// The path of the request, which the navigation marks.
+    path: String,
+    /// The path and the query of the page, to which forms lead back. For a form that was posted to a path without a
+    /// page it is the home page, or the page that its question leads back to.
     here: String,
     /// Whether the visitor chose a tenant, which then is in every link.
     chosen_tenant: Option<String>,
@@ -100,8 +103,17 @@ impl Visitor {
         // The token is revealed here to the page whose forms must send it.
         let csrf = session.and_then(csrf_token).map(|token| token.reveal().to_owned()).unwrap_or_default();
         let chosen_tenant = caller.chose().then(|| caller.tenant_name().to_owned());
-        let here = parts.uri.path_and_query().map_or("/", |here| here.as_str()).to_owned();
-        Self { csrf, theme: theme(&parts.headers), here, chosen_tenant, caller }
+        let path = parts.uri.path().to_owned();
+        let pattern = parts.extensions.get::<MatchedPath>().map_or(path.as_str(), MatchedPath::as_str);
+        let is_page = TABLE.iter().any(|page| page.path == pattern && page.method == "GET");
+        let here = parts.uri.path_and_query().filter(|_| is_page).map_or("/", |here| here.as_str()).to_owned();
+        Self { csrf, theme: theme(&parts.headers), path, here, chosen_tenant, caller }
+    }
+
+    /// The visitor on a question, whose forms lead back to the page before it.
+    pub fn asked_on(&self, page: &str) -> Self {
+        let path = page.split(['?', '#']).next().unwrap_or("/").to_owned();
+        Self { path, here: page.to_owned(), ..self.clone() }
     }
 
     pub fn may(&self, scope: Scope) -> bool {
@@ -161,21 +173,23 @@ impl Visitor {
     /// Draws a refusal in the frame, or on a page of its own if the frame cannot be made.
     async fn refusal(&self, app: &App, problem: &Problem) -> Response {
         let (status, title) = (problem.status(), problem.title());
-        let content = context! { detail => problem.to_string(), advice => problem.advice() };
+        let content = context! { detail => problem.told(), advice => problem.advice() };
         let framed = self.frame(app, title, status).await.map(|frame| context! { ..frame, ..content });
-        let response = framed.and_then(|values| drawn(status, "problem.html", values));
-        response.unwrap_or_else(|_| ProblemPage::from(problem.clone()).into_response())
+        let drawn = framed.and_then(|values| drawn(status, "problem.html", values));
+        let mut response = drawn.unwrap_or_else(|_| ProblemPage::from(problem.clone()).into_response());
+        problem.add_headers(response.headers_mut());
+        response
     }
 
     async fn frame(&self, app: &App, title: &str, status: StatusCode) -> Result<Value, Problem> {
-        let path = self.here.split('?').next().unwrap_or("/");
+        let back_path = self.here.split(['?', '#']).next().unwrap_or("/");
         let kpis = app.tallies.current(app, &self.caller).await?;
-        let groups = navigation(path, app.demo.is_some(), |scope| scope.is_none_or(|scope| self.may(scope)));
+        let groups = navigation(&self.path, app.demo.is_some(), |scope| scope.is_none_or(|scope| self.may(scope)));
         let tenants = self.tenants(app).await?;
         let is_only = tenants.as_ref().is_none_or(|names| names.len() == 1);
         let done = Done::read(&self.here).filter(|_| status == StatusCode::OK);
         Ok(context! {
-            title, path, navigation => groups,
+            title, back_path, navigation => groups,
             here => without_done(&self.here),
             parked => kpis.total.parked.total,
             kpis => shown(&kpis.total),
@@ -230,12 +244,13 @@ struct NavPage {
     is_current: bool,
 }
 
+static TABLE: LazyLock<Vec<Page>> = LazyLock::new(pages);
+
 fn navigation(here: &str, in_demo: bool, may: impl Fn(Option<Scope>) -> bool) -> Value {
-    static ALL: LazyLock<Vec<Page>> = LazyLock::new(pages);
     static OF_DEMO: LazyLock<Vec<Page>> = LazyLock::new(demo_pages);
     let of_demo: &[Page] = if in_demo { &OF_DEMO } else { &[] };
     let of = |group: Group| {
-        let pages = ALL.iter().chain(of_demo).filter(|page| may(page.scope)).filter_map(|page| {
+        let pages = TABLE.iter().chain(of_demo).filter(|page| may(page.scope)).filter_map(|page| {
             let (_, label) = page.listed.filter(|(of, _)| *of == group)?;
             Some(NavPage { path: page.path, label, is_current: is_within(here, page.path) })
         });

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::acts::{Fields, Posted, see};
 use super::confirm::Question;
 use super::frame::Visitor;
-use super::words::{sentence_case, shown};
+use super::words::{counted, sentence_case, shown};
 use crate::app::AppState;
 use crate::problem::{Problem, ProblemPage};
 
@@ -45,7 +45,7 @@ impl From<Job> for Shown {
         let conditions = serde_json::to_value(&job.filter).unwrap_or_default();
         let filter: Vec<String> = conditions.as_object().into_iter().flatten().map(condition).collect();
         Self {
-            title: format!("{} {} deliveries", sentence_case(job.kind.name()), super::words::grouped(job.total)),
+            title: format!("{} {}", sentence_case(job.kind.name()), counted(job.total)),
             is_open: ["queued", "running"].contains(&job.state.as_str()),
             id: job.id,
             tenant: job.tenant_name,
@@ -89,12 +89,14 @@ pub async fn list(
     let before = form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "before");
     let before =
         before.map(|(_, id)| id.parse::<Uuid>().map_err(|_| Problem::invalid("before", "is not the id of a job")));
-    let mut jobs = visitor.store(&app).jobs(visitor.caller.whose(), before.transpose()?, JOBS + 1).await?;
+    let before = before.transpose()?;
+    let mut jobs = visitor.store(&app).jobs(visitor.caller.whose(), before, JOBS + 1).await?;
     let has_more = i64::try_from(jobs.len()).is_ok_and(|count| count > JOBS);
     jobs.truncate(usize::try_from(JOBS).unwrap_or(0));
     let older = jobs.last().filter(|_| has_more).map(|job| format!("/jobs?before={}", job.id));
     let jobs: Vec<Shown> = jobs.into_iter().map(Shown::from).collect();
-    visitor.page(&app, "jobs.html", "Jobs", context! { jobs => shown(jobs), older }).await
+    let is_first_page = before.is_none();
+    visitor.page(&app, "jobs.html", "Jobs", context! { jobs => shown(jobs), older, is_first_page }).await
 }
 
 /// The progress of a job.

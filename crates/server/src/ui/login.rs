@@ -25,7 +25,8 @@ pub struct Link {
 
 const TITLE: &str = "Sign in to Postcommit";
 
-/// The cookie with the page that was asked for before the sign-in. It lasts for an hour.
+/// The cookie with the page that was asked for before the sign-in. It lasts for an hour. It holds a path of ours and no
+/// secret, and browsers send it also after a link from a mail, which `SameSite=Strict` would forbid.
 const BACK: &str = "__Host-postcommit-back";
 const BACK_LASTS_S: u32 = 3600;
 /// The maximum number of bytes of a kept address. A longer one is not kept.
@@ -37,7 +38,7 @@ pub fn to_sign_in(method: &Method, asked: &Uri) -> Response {
     let path = asked.path_and_query().map_or("/", |path| path.as_str());
     if reads(method) && path.len() <= BACK_BYTES {
         let kept = utf8_percent_encode(path, NON_ALPHANUMERIC);
-        let cookie = format!("{BACK}={kept}; Path=/; Max-Age={BACK_LASTS_S}; Secure; HttpOnly; SameSite=Strict");
+        let cookie = format!("{BACK}={kept}; Path=/; Max-Age={BACK_LASTS_S}; Secure; HttpOnly; SameSite=Lax");
         if let Ok(cookie) = HeaderValue::from_str(&cookie) {
             response.headers_mut().insert(header::SET_COOKIE, cookie);
         }

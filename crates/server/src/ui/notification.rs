@@ -1,6 +1,7 @@
 //! One notification: its deliveries, what was sent, what happened, and what can be done.
 
 pub mod acts;
+pub mod payload;
 mod story;
 
 use axum::extract::{Path, RawQuery, State};
@@ -8,9 +9,8 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use minijinja::{Value, context};
 use postcommit_channel::model::{DeliveryId, DeliveryKey, Scope, StoredNotification};
-use postcommit_engine::store::{DeliveryFilter, DeliveryRow};
+use postcommit_engine::store::{DeliveryFilter, DeliveryRow, EditError, StateCounts};
 use serde::Serialize;
-use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::frame::{Visitor, with_tenant};
@@ -26,10 +26,12 @@ use story::{Step, sentence, steps};
 
 /// The maximum number of deliveries that the page shows. The list shows the others.
 const DELIVERIES: i64 = 50;
+/// The maximum number of parked deliveries that the page adds if there are more deliveries than it shows.
+const PARKED: i64 = 10;
 /// The maximum number of attempts that the page shows.
 const ATTEMPTS: i64 = 100;
-/// The maximum number of characters of a payload that the page shows.
-const PAYLOAD_CHARS: usize = 20_000;
+/// The states of deliveries that can be cancelled.
+const WAITING: [&str; 2] = ["pending", "retrying"];
 
 /// The policy of a mail's HTML. It runs nothing, loads nothing and sends nothing. Mails bring their own styles, which can
 /// reach nothing either, because the frame has an origin of its own.
@@ -42,6 +44,7 @@ pub const MAIL_POLICY: HeaderValue = HeaderValue::from_static(
 struct Found {
     note: StoredNotification,
     rows: Vec<DeliveryRow>,
+    states: StateCounts,
     has_more: bool,
     chosen: DeliveryRow,
 }
@@ -65,21 +68,20 @@ pub async fn page(
     Path(id): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, ProblemPage> {
-    let Found { note, rows, has_more, chosen } = find(&app, &visitor, &id, wanted(query.as_deref())).await?;
+    let Found { note, rows, states, has_more, chosen } = find(&app, &visitor, &id, wanted(query.as_deref())).await?;
     let key = DeliveryKey { tenant: note.tenant, notification: note.id, n: chosen.n };
     let store = visitor.store(&app);
-    let attempts = store.attempts_of(key, ATTEMPTS).await?;
-    let steps: Vec<Step> = steps(&store, &note, &chosen, attempts).await?;
+    let steps: Vec<Step> = steps(&store, &note, &chosen, ATTEMPTS).await?;
     let sent = as_sent(&app, &visitor, &note, key).await?;
     let title = sent.as_ref().ok().and_then(|sent| sent.subject.clone()).or_else(|| note.title.clone());
     let title = title.unwrap_or_else(|| note.event_type.clone());
     let content = context! {
         id => note.id.to_string(),
-        state => overall(&rows),
-        sentence => sentence(&rows, &chosen),
+        state => if states.of(&["parked"]) > 0 { Some("parked") } else { states.only() },
+        sentence => sentence(&states, &chosen),
         meaning => glossary::entry_of(&chosen),
+        is_open => states.of(&["pending", "sending", "retrying"]) > 0,
         has_more,
-        count => rows.len(),
         lines => shown(rows.iter().map(|row| line(row, &chosen)).collect::<Vec<_>>()),
         chosen => shown(&chosen),
         why => why(&chosen),
@@ -87,10 +89,10 @@ pub async fn page(
         sent => shown(sent.as_ref().ok()),
         data => sent.as_ref().ok().and_then(|sent| serde_json::to_string_pretty(sent.data.as_ref()?).ok()),
         not_rendered => sent.as_ref().err().map(ToString::to_string),
-        payload => payload(&note.payload),
+        payload => payload::beginning(note.payload.get()),
         note => shown(Related::of(&visitor, &note, &chosen)),
         address => address(&app, &visitor, key).await?,
-        acts => acts(&visitor, &note, &chosen),
+        acts => acts(&visitor, &note, &chosen, &states),
     };
     visitor.page(&app, "notification.html", &title, content).await
 }
@@ -109,10 +111,22 @@ async fn find(app: &App, visitor: &Visitor, id: &str, n: Option<i32>) -> Result<
     let filter = DeliveryFilter { tenant: Some(note.tenant), limit: DELIVERIES, ..DeliveryFilter::of_notification(id) };
     let page = store.delivery_rows(&filter).await?;
     let (mut rows, has_more) = (page.rows, page.more.is_some());
+    let states = store.delivery_states(note.tenant, id, None).await?;
+    if has_more && states.of(&["parked"]) > 0 {
+        // Those that need a person come first.
+        let parked = DeliveryFilter { states: vec!["parked".into()], limit: PARKED, ..filter };
+        let parked = store.delivery_rows(&parked).await?.rows;
+        rows.retain(|row| parked.iter().all(|one| one.n != row.n));
+        rows.splice(0..0, parked);
+    }
     let named = n.filter(|n| !rows.iter().any(|row| row.n == *n));
     if let Some(n) = named {
-        // A delivery beyond those that are shown. One that is gone was replaced when the notification was expanded.
-        rows.extend(store.delivery_row(Some(note.tenant), DeliveryId { notification: id, n }, false).await?);
+        // A delivery beyond those that are shown. Number 0 is gone if the notification was expanded meanwhile.
+        match store.delivery_row(Some(note.tenant), DeliveryId { notification: id, n }, false).await? {
+            Some(row) => rows.push(row),
+            None if n == 0 => {}
+            None => return Err(Problem::not_found("delivery")),
+        }
     }
     let rank = |row: &&DeliveryRow| match row.state.as_str() {
         _ if Some(row.n) == n => 0,
@@ -121,14 +135,7 @@ async fn find(app: &App, visitor: &Visitor, id: &str, n: Option<i32>) -> Result<
         _ => 3,
     };
     let chosen = rows.iter().min_by_key(rank).cloned().ok_or_else(none)?;
-    Ok(Found { note, rows, has_more, chosen })
-}
-
-/// The state of the notification, if all of its deliveries agree or one of them needs a person.
-fn overall(rows: &[DeliveryRow]) -> Option<String> {
-    let first = &rows.first()?.state;
-    let is_parked = rows.iter().any(|row| row.state == "parked");
-    if is_parked { Some("parked".into()) } else { rows.iter().all(|row| row.state == *first).then(|| first.clone()) }
+    Ok(Found { note, rows, states, has_more, chosen })
 }
 
 fn line(row: &DeliveryRow, chosen: &DeliveryRow) -> Line {
@@ -196,18 +203,17 @@ async fn address(app: &App, visitor: &Visitor, key: DeliveryKey) -> Result<Optio
     Ok(row.and_then(|row| row.address))
 }
 
-/// The acts that the state of the delivery allows.
-fn acts(visitor: &Visitor, note: &StoredNotification, row: &DeliveryRow) -> Value {
+/// The acts that the states of the delivery and of the notification allow.
+fn acts(visitor: &Visitor, note: &StoredNotification, row: &DeliveryRow, states: &StateCounts) -> Value {
     let may = visitor.may(Scope::Operate);
     let is = |states: &[&str]| may && states.contains(&row.state.as_str());
-    let is_unknown = row.state == "parked" && row.reason.as_deref() == Some("outcome_unknown");
     context! {
         retry => is(&["parked"]),
         discard => is(&["parked"]),
-        cancel => is(&["pending", "retrying"]),
-        mark => is(&["sent"]) || (may && is_unknown),
+        cancel => may && states.of(&WAITING) > 0,
+        mark => may && acts::may_be_marked(row),
         suppress => visitor.may(Scope::Edit) && row.target.is_some() && row.channel.is_some(),
-        resend => is(&["sent", "delivered"]) && note.entity.is_some() && row.channel.is_some(),
+        resend => may && acts::may_be_resent(note, row),
     }
 }
 
@@ -225,25 +231,10 @@ pub async fn as_sent(
         return Ok(Err(Problem::new(ProblemKind::NotFound, waits)));
     }
     let templates = Templates { store: &store, tenant: key.tenant };
-    Ok(templates.as_sent(note.clone(), facts, &app.tools.public_url).await.map_err(Problem::from))
-}
-
-/// The beginning of the payload, with line breaks.
-fn payload(payload: &RawValue) -> String {
-    let text = pretty(payload);
-    match text.char_indices().nth(PAYLOAD_CHARS) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
+    match templates.as_sent(note.clone(), facts, &app.tools.public_url).await {
+        Err(EditError::Database(problem)) => Err(problem.into()),
+        rendered => Ok(rendered.map_err(Problem::from)),
     }
-}
-
-/// The payload with line breaks. A payload is kept as it was written, so that large numbers keep every digit.
-pub fn pretty(payload: &RawValue) -> String {
-    let pretty = serde_json::from_str::<serde_json::Value>(payload.get()).ok();
-    // A number that a 64-bit float cannot hold would be rounded, so such a payload is shown as it is.
-    let same =
-        pretty.filter(|value| value.to_string().len() == payload.get().split_whitespace().collect::<String>().len());
-    same.and_then(|value| serde_json::to_string_pretty(&value).ok()).unwrap_or_else(|| payload.get().to_owned())
 }
 
 /// The HTML of a mail, for the sandboxed frame of the page.

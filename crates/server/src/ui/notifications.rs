@@ -96,14 +96,16 @@ async fn draw(
 /// them would read all of it.
 fn pills(filter: &Filter, kpis: &Kpis) -> Vec<StatePill> {
     let (queue, parked) = (&kpis.total.queue, &kpis.total.parked);
+    // The counts know no other condition.
+    let is_counted = filter.with("state", "").with("stuck", "").has_only(&[]);
     let chosen = (filter.get("state"), filter.get("stuck"));
-    let pill = |label, state: &str, count| {
+    let pill = |label, state: &str, count: Option<i64>| {
         let href = filter.with("stuck", "").with("state", state).first_page();
-        StatePill { label, count, href, is_chosen: chosen == (state, "") }
+        StatePill { label, count: count.filter(|_| is_counted), href, is_chosen: chosen == (state, "") }
     };
     let stuck = StatePill {
         label: "Stuck",
-        count: Some(kpis.total.stuck),
+        count: Some(kpis.total.stuck).filter(|_| is_counted),
         href: filter.with("state", "").with("stuck", "true").first_page(),
         is_chosen: chosen.1 == "true",
     };
@@ -166,10 +168,10 @@ fn fields(filter: &Filter) -> std::collections::BTreeMap<&'static str, String> {
         "since",
         "from",
         "until",
+        "notification_id",
     ];
-    // The browser's fields for times have minutes and no zone.
     let value = |name: &str| match name {
-        "from" | "until" => filter.get(name).chars().take(16).collect(),
+        "from" | "until" => filter.time_field(name),
         _ => filter.get(name).to_owned(),
     };
     names.into_iter().map(|name| (name, value(name))).collect()

@@ -16,11 +16,11 @@ use serde::Serialize;
 
 use super::chart::{self, Bar};
 use super::frame::Visitor;
-use super::words::{grouped, shown, span};
+use super::words::{day, grouped, shown, span, time};
 use crate::app::{App, AppState};
 use crate::go_live;
 use crate::problem::{Problem, ProblemPage};
-use lanes::{Lane, lanes};
+use lanes::{LANES, Lane, lanes};
 use latency::Latencies;
 
 /// A period that the page can show: its name, its words, its length in minutes, and the minutes of one bar.
@@ -43,7 +43,7 @@ const RANGES: [Range; 3] = [
 struct Tile {
     value: String,
     label: String,
-    href: Option<&'static str>,
+    href: Option<String>,
     is_bad: bool,
 }
 
@@ -72,9 +72,11 @@ pub async fn page(
         Some(tenant) => store.providers_of(tenant).await?,
         None => store.providers().await?,
     };
-    let latencies = Latencies::newest(&store, &providers).await?;
+    let latencies = Latencies::of(&app.tallies.latencies(&app, &visitor.caller, &providers).await?);
     let tenants = if visitor.sees_all() { store.tenants().await? } else { Default::default() };
-    let all = lanes(&providers, &tenants, &kpis, &latencies);
+    let mut all = lanes(&providers, &tenants, &kpis, &latencies);
+    let more_lanes = all.len().saturating_sub(LANES);
+    all.truncate(LANES);
     let attention = attention(&app, &visitor, &kpis, &all).await?;
     let (bars, rows) = throughput(&app, &visitor, range).await?;
     let title = format!("Delivered, captured and parked deliveries, {}.", range.bar_words);
@@ -88,13 +90,14 @@ pub async fn page(
         may_go_live => visitor.may(Scope::Ops),
         range => range.name,
         ranges => shown(RANGES.map(|range| (range.name, range.words))),
-        tiles => shown(tiles(&kpis)),
+        tiles => shown(tiles(&kpis, range)),
         attention => shown(attention),
         chart_title => format!("Delivered and parked, {}", range.bar_words),
         chart => Value::from_safe_string(chart::bars(&bars, &title)),
         chart_rows => shown(rows),
         latency => latencies.shown(),
         lanes => shown(all),
+        more_lanes,
     };
     visitor.page(&app, "overview.html", "Overview", content).await
 }
@@ -106,7 +109,7 @@ fn range(query: &str) -> Result<&'static Range, Problem> {
     known.ok_or_else(|| Problem::invalid("range", format!("is {named:?}; allowed are 1h, 24h and 48h")))
 }
 
-fn tiles(kpis: &Kpis) -> Vec<Tile> {
+fn tiles(kpis: &Kpis, range: &Range) -> Vec<Tile> {
     let total = &kpis.total;
     let good = total.delivered + total.captured;
     let finished = good + total.failed;
@@ -118,15 +121,21 @@ fn tiles(kpis: &Kpis) -> Vec<Tile> {
         if total.failed == 0 { "100 %".to_owned() } else { format!("{share:.2} %") }
     };
     let oldest = u64::try_from(total.oldest_pending_s).unwrap_or(0);
-    let waiting = if oldest > 0 { format!("Waiting · oldest {}", span(oldest)) } else { "Waiting".into() };
+    let waiting = if oldest > 0 { format!("Waiting · oldest unfinished {}", span(oldest)) } else { "Waiting".into() };
     let delivered = if total.captured > 0 {
         format!("Delivered · {} captured", grouped(total.captured))
     } else {
         "Delivered".into()
     };
-    let tile = |value: String, label: String, href, is_bad| Tile { value, label, href, is_bad };
+    let tile = |value: String, label: String, href: Option<&str>, is_bad| Tile {
+        value,
+        label,
+        href: href.map(str::to_owned),
+        is_bad,
+    };
+    let sent = format!("/notifications?state=sent,delivered&since={}", range.name);
     vec![
-        tile(grouped(total.delivered), delivered, Some("/notifications?state=sent,delivered"), false),
+        tile(grouped(total.delivered), delivered, Some(&sent), false),
         tile(share, "of finished deliveries".into(), None, false),
         tile(grouped(total.queue.pending), waiting, Some("/notifications?state=pending"), false),
         tile(grouped(total.queue.retrying), "Retrying".into(), Some("/notifications?state=retrying"), false),
@@ -148,7 +157,14 @@ async fn attention(app: &App, visitor: &Visitor, kpis: &Kpis, lanes: &[Lane]) ->
         all.push(Attention {
             tint: "bad",
             label: "Not decrypted",
-            says: format!("No worker can decrypt the secrets of {} providers.", shut.lanes_unopened),
+            says: format!(
+                "No worker can decrypt the secrets of {}.",
+                if shut.lanes_unopened == 1 {
+                    "1 provider".to_owned()
+                } else {
+                    format!("{} providers", shut.lanes_unopened)
+                }
+            ),
             advice: "Start a worker with the key that encrypted them, or set the secrets again.".into(),
             href: None,
             open: "",
@@ -158,32 +174,35 @@ async fn attention(app: &App, visitor: &Visitor, kpis: &Kpis, lanes: &[Lane]) ->
         all.push(Attention {
             tint: "warn",
             label: "Hosts paused",
-            says: format!("{} receivers refuse our credentials.", shut.hosts_paused),
+            says: match shut.hosts_paused {
+                1 => "1 receiver refuses our credentials.".into(),
+                hosts => format!("{hosts} receivers refuse our credentials."),
+            },
             advice: "Their deliveries wait. The page of the provider names them and resumes them.".into(),
             href: Some("/providers".into()),
             open: "Open providers",
         });
     }
-    if visitor.may(Scope::Ops) {
-        let present = visitor.caller.store_of_all(app).attendance().await?;
-        if present.workers == 0 && present.due > 0 {
-            all.push(Attention {
-                tint: "bad",
-                label: "Nothing delivers",
-                says: format!("No process delivers, and {} deliveries are due.", grouped(present.due)),
-                advice: "Start `postcommit serve` or `postcommit serve --role worker`.".into(),
-                href: None,
-                open: "",
-            });
-        }
+    if visitor.may(Scope::Ops) && visitor.caller.store_of_all(app).is_unattended().await? {
+        all.push(Attention {
+            tint: "bad",
+            label: "Nothing delivers",
+            says: "No process delivers, and deliveries are due.".into(),
+            advice: "Start `postcommit serve` or `postcommit serve --role worker`.".into(),
+            href: None,
+            open: "",
+        });
     }
     if kpis.total.stuck > 0 {
         all.push(Attention {
             tint: "warn",
             label: "Stuck",
             says: format!(
-                "{} deliveries have waited for more than {}.",
-                grouped(kpis.total.stuck),
+                "{} waited for more than {}.",
+                match kpis.total.stuck {
+                    1 => "1 delivery has".to_owned(),
+                    stuck => format!("{} deliveries have", grouped(stuck)),
+                },
                 span(kpis.stuck_after_s)
             ),
             advice: "The list says what each of them waits for.".into(),
@@ -216,9 +235,14 @@ async fn throughput(
         let Some(begins) = slots.first() else { continue };
         rows.push((begins.to_string(), sums(&series, place * range.per_bar, slots.len())));
     }
-    let drawn =
-        rows.iter().enumerate().map(|(place, (begins, counts))| bar(visitor, range, (place, count), begins, counts));
-    Ok((drawn.collect(), rows))
+    let mut labelled = None;
+    let drawn = rows.iter().enumerate().map(|(place, (begins, counts))| {
+        let is_labelled = place % count.div_ceil(4).max(1) == 0;
+        let label = is_labelled.then(|| label(begins, &mut labelled));
+        Bar { label, ..bar(visitor, range, begins, counts) }
+    });
+    let drawn = drawn.collect();
+    Ok((drawn, rows))
 }
 
 /// How many deliveries were delivered, captured and parked in some slots.
@@ -229,23 +253,42 @@ fn sums(series: &KpiSeries, from: usize, slots: usize) -> [i64; 3] {
     })
 }
 
-fn bar(visitor: &Visitor, range: &Range, (place, of): (usize, usize), begins: &str, counts: &[i64; 3]) -> Bar {
-    let time: String = begins.chars().skip(11).take(5).collect();
+/// The time of a bar, with the day if the label before it was of another day.
+fn label(begins: &str, before: &mut Option<String>) -> String {
+    let (day, time) = (day(begins), minute(begins));
+    let label = if before.as_ref().is_some_and(|before| *before != day) {
+        format!("{} {time}", day.get(5..).unwrap_or_default())
+    } else {
+        time
+    };
+    *before = Some(day);
+    label
+}
+
+fn minute(at: &str) -> String {
+    time(at).chars().take(5).collect()
+}
+
+fn bar(visitor: &Visitor, range: &Range, begins: &str, counts: &[i64; 3]) -> Bar {
     let ends = begins.parse::<Timestamp>().ok().map(|at| at.plus(Duration::from_secs(range.per_bar as u64 * 60)));
     let query = form_urlencoded::Serializer::new(String::new())
         .extend_pairs(
-            [("from", Some(begins.to_owned())), ("until", ends.map(|at| at.to_string()))]
-                .into_iter()
-                .filter_map(|(name, at)| Some((name, at?))),
+            [
+                ("state", Some("sent,delivered,parked".to_owned())),
+                ("from", Some(begins.to_owned())),
+                ("until", ends.map(|at| at.to_string())),
+            ]
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value?))),
         )
         .finish();
     let [delivered, captured, parked] = counts.map(grouped);
     let captured = if counts[1] > 0 { format!(", {captured} captured") } else { String::new() };
-    let is_labelled = place % of.div_ceil(4).max(1) == 0;
+    let at = format!("{} {}", day(begins), minute(begins));
     Bar {
-        title: format!("{time}: {delivered} delivered{captured}, {parked} parked"),
+        title: format!("{at}: {delivered} delivered{captured}, {parked} parked. Opens those that were enqueued then."),
         href: visitor.link(&format!("/notifications?{query}")),
         parts: counts.map(|count| count as f64).to_vec(),
-        label: is_labelled.then_some(time),
+        label: None,
     }
 }

@@ -27,7 +27,8 @@ struct Group {
     /// How many of them may have arrived.
     unclear: i64,
     codes: String,
-    href: String,
+    /// The list of the group. `None` if no filter selects it.
+    href: Option<String>,
     /// The filter of the group, for its acts. `None` if no filter selects it.
     filter: Option<String>,
     advice: &'static str,
@@ -74,9 +75,9 @@ async fn shown_group(app: &App, visitor: &Visitor, group: &KpiGroup) -> Result<G
     Ok(Group {
         title: if group.label.is_empty() { "Without an error".into() } else { sentence_case(&group.label) },
         count: group.kpi.parked.total,
-        unclear: group.kpi.parked.outcome_unknown,
+        unclear: group.kpi.parked.unclear,
         codes: codes.join(" · "),
-        href: filter.first_page(),
+        href: class.as_ref().map(|_| filter.first_page()),
         filter: class.map(|_| filter.query()),
         advice: advice(&group.label),
         example,

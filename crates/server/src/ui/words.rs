@@ -17,6 +17,8 @@ use crate::html::escape;
 pub fn add_to(engine: &mut Environment<'_>) {
     engine.add_filter("pill", |state: &str| Value::from_safe_string(pill(state)));
     engine.add_filter("ago", |at: &str| Value::from_safe_string(moment(at)));
+    engine.add_filter("exact", |at: &str| Value::from_safe_string(format!("{}, {}", plain(at), moment(at))));
+    engine.add_filter("utc", |at: &str| Value::from_safe_string(plain(at)));
     engine.add_filter("clock", |at: &str| Value::from_safe_string(time_of_day(at)));
     engine.add_filter("number", |number: i64| grouped(number));
     engine.add_filter("query", |text: &str| form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>());
@@ -101,6 +103,11 @@ pub fn grouped(number: i64) -> String {
     chart::grouped(&number.to_string())
 }
 
+/// `1 delivery`, `2 deliveries`.
+pub fn counted(deliveries: i64) -> String {
+    if deliveries == 1 { "1 delivery".into() } else { format!("{} deliveries", grouped(deliveries)) }
+}
+
 /// The beginning of a long id.
 fn short(id: &str) -> String {
     if id.chars().count() > 13 { format!("{}…", id.chars().take(12).collect::<String>()) } else { id.to_owned() }
@@ -114,9 +121,19 @@ fn moment(at: &str) -> String {
     format!(r#"<time datetime="{}" title="{plain}" data-ago>{words}</time>"#, escape(at))
 }
 
+/// The time of day, `08:12:03`.
+pub fn time(at: &str) -> String {
+    at.chars().skip(11).take(8).collect()
+}
+
+/// The day, `2026-03-15`.
+pub fn day(at: &str) -> String {
+    at.chars().take(10).collect()
+}
+
 /// The time of day. The date is in the title.
 fn time_of_day(at: &str) -> String {
-    let time: String = at.chars().skip(11).take(8).collect();
+    let time = time(at);
     format!(r#"<time datetime="{}" title="{}">{}</time>"#, escape(at), plain(at), escape(&time))
 }
 

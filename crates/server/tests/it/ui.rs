@@ -1,7 +1,7 @@
 //! The pages in a real browser, and as programs see them.
 //!
 //! - `desk`: a person at a browser, signed in to a server;
-//! - `frame`: sign-in, themes, tenants and refusals; `notifications`: the list, its filters and acts; `notification`: one
+//! - `by_filter`: acts on everything that matches a filter; `frame`: sign-in, themes, tenants and refusals; `notifications`: the list, its filters and acts; `notification`: one
 //!   of them; `parked`: groups, and jobs; `overview`; `templates`: the editor; `audience`: users, lists and suppressions;
 //!   `event_types`; `audit`; `system`; `keys`; `glossary`; `go_live`: the checklist; `providers`; `entities`; `captured`;
 //!   `script`: what the script adds; `accessible`: the rules of axe-core.
@@ -9,6 +9,7 @@
 pub mod accessible;
 mod audience;
 mod audit;
+mod by_filter;
 mod captured;
 mod desk;
 mod entities;

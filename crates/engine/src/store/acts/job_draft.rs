@@ -65,10 +65,11 @@ impl JobDraft {
 impl Store {
     /// Counts the deliveries that the job would act on if it were created now.
     pub async fn count_for_job(&self, tenant: Option<i32>, draft: &JobDraft) -> Result<JobCount, DbError> {
-        self.count_at(tenant, draft, self.now().await?).await
+        self.count_for_job_as_of(tenant, draft, self.now().await?).await
     }
 
-    pub(in crate::store) async fn count_at(
+    /// Counts the deliveries that [`Store::create_job_as_of`] with the same time would act on.
+    pub async fn count_for_job_as_of(
         &self,
         tenant: Option<i32>,
         draft: &JobDraft,

@@ -52,7 +52,8 @@ pub struct Job {
     pub filter: DeliveryFilter,
     /// The actor that created the job.
     pub asked_by: String,
-    /// When the job was created. Later deliveries are not affected.
+    /// When the job was created, or when its deliveries were counted for the person who then confirmed it. Deliveries that
+    /// were parked or enqueued later are not affected.
     pub asked_at: Timestamp,
     /// How many deliveries matched when the job was created.
     pub total: i64,
@@ -118,6 +119,21 @@ const COLUMNS: &str = "tenant, id, kind, filter, asked_by, asked_at, total, is_e
 impl Store {
     /// Creates a job. The deliveries that the job may change are fixed when it is created.
     pub async fn create_job(&self, tenant: Option<i32>, draft: &JobDraft) -> Result<Job, DbError> {
+        // Deliveries that were parked or enqueued before this call must be within the bound, even if that was in the
+        // same clock tick. The sleep moves the bound to a later tick.
+        tokio::time::sleep(TICK).await;
+        self.create_job_as_of(tenant, draft, self.now().await?).await
+    }
+
+    /// Creates a job for the deliveries that matched at an earlier time, when a person was shown their number
+    /// ([`Store::count_for_job_as_of`]). What was parked or enqueued after `as_of` is not changed. A time in the future
+    /// counts as now.
+    pub async fn create_job_as_of(
+        &self,
+        tenant: Option<i32>,
+        draft: &JobDraft,
+        as_of: Timestamp,
+    ) -> Result<Job, DbError> {
         let pace = draft.pace_per_s.unwrap_or(PACE);
         if !(1..=PACE_MOST).contains(&pace) {
             return Err(DbError::Refused {
@@ -125,15 +141,13 @@ impl Store {
                 message: format!("pace_per_s: is {pace}; 1 to {PACE_MOST} are allowed"),
             });
         }
-        // Deliveries that were parked or enqueued before this call must be within the bound, even if that was in the
-        // same clock tick. The sleep moves the bound to a later tick.
-        tokio::time::sleep(TICK).await;
-        let asked_at = self.now().await?;
-        let counted = self.count_at(tenant, draft, asked_at).await?;
+        let now = self.now().await?;
+        let asked_at = as_of.min(now);
+        let counted = self.count_for_job_as_of(tenant, draft, asked_at).await?;
         // The states are omitted where the action alone determines them.
         let states = if draft.brings_forward() { draft.filter.states.clone() } else { vec![] };
         let filter = DeliveryFilter { tenant, states, ..draft.wanted() };
-        let id = new_id(asked_at);
+        let id = new_id(now);
         let as_json =
             |filter: &DeliveryFilter| serde_json::to_value(filter).map_err(|e| DbError::Unreadable(e.to_string()));
         let asked = as_json(&filter)?;

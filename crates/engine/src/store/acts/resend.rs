@@ -32,8 +32,19 @@ pub struct Resend {
     pub template: Option<String>,
     /// The recipient of the resend. `None` means the recipients of the notification that is copied.
     pub recipient: Option<Recipient>,
+    /// The notification to copy, which must be one of the entity. `None` means the newest one that was sent.
+    pub of: Option<Original>,
     /// The request's id. A repeated request with the same id does not send again.
     pub request_id: String,
+}
+
+/// What a resend copies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Original {
+    pub notification: Uuid,
+    /// The number of the delivery whose recipient gets the copy. `None` means all recipients that the notification
+    /// reached on the channel.
+    pub n: Option<i32>,
 }
 
 impl Resend {
@@ -143,7 +154,8 @@ impl Store {
         Ok(Some(Accepted { id: first.id, duplicate: true, conflict }))
     }
 
-    /// Prepares a copy of the entity's newest notification that was sent on the channel, with the text that was sent.
+    /// Prepares a copy of the named notification, or of the entity's newest one that was sent on the channel, with the
+    /// text that was sent.
     /// If none was sent on the channel, it copies the entity's newest notification. With a template, it prepares the
     /// current text of that template with the entity's newest event. Returns `None` if the entity has no notification.
     ///
@@ -156,17 +168,24 @@ impl Store {
             return self.rendered_anew(tenant, wish, named).await;
         }
         let sent = self.newest_over(tenant, wish).await?;
-        let newest =
-            if sent.is_some() { sent } else { self.newest_of(tenant, wish, wish.event_type.as_deref()).await? };
+        let newest = match (sent, &wish.of) {
+            (None, Some(named)) => Some(named.notification),
+            (None, None) => self.newest_of(tenant, wish, wish.event_type.as_deref()).await?,
+            (sent, _) => sent,
+        };
         let Some(of) = newest else { return Ok(None) };
         let Some(note) = self.notification(Some(tenant), of).await? else { return Ok(None) };
+        if note.entity.as_ref() != Some(&wish.entity) {
+            return Ok(None);
+        }
         if sent.is_none() && self.has_template(&note, &wish.channel).await? {
             let recipients = suited(&note, wish)?;
             let request = again(&note, wish, &recipients)?;
             return Ok(Some(Copied { request, of, pin: PinnedText::default() }));
         }
         let providers = self.providers_of(tenant).await?;
-        let facts = if sent.is_some() { self.facts_over(note.tenant, of, &wish.channel).await? } else { vec![] };
+        let n = wish.of.and_then(|original| original.n);
+        let facts = if sent.is_some() { self.facts_over(note.tenant, of, &wish.channel, n).await? } else { vec![] };
         let pin = text_of(of, &facts)?;
         let recipients = match &wish.recipient {
             None if sent.is_some() => reached_before(&note, wish, &facts, &providers)?,
@@ -234,7 +253,7 @@ impl Store {
     /// Enqueues the copy and writes the audit entry in one transaction. The handle must not be restricted to one
     /// tenant.
     pub async fn resend(&self, tenant: i32, wish: &Resend, copied: Copied) -> Result<Accepted, NotAccepted> {
-        let Resend { entity, channel, event_type, template, recipient, request_id } = wish;
+        let Resend { entity, channel, event_type, template, recipient, request_id, of: _ } = wish;
         let recipient = recipient.as_ref().map(|recipient| json!({recipient.kind(): masked(recipient.value())}));
         let details = json!({"entity": entity, "channel": channel, "event_type": event_type, "recipient": recipient,
             "template": template, "request_id": request_id, "of": copied.of});
@@ -280,9 +299,12 @@ impl Store {
         Ok(self.resent(tenant, wish).await?.unwrap_or(accepted))
     }
 
-    /// Reads the facts of a notification's deliveries on one channel that were not skipped and have a text.
-    async fn facts_over(&self, tenant: i32, id: Uuid, channel: &str) -> Result<Vec<Facts>, DbError> {
-        let (facts, of_it) = (names::<Facts>(""), "tenant = $1 AND notification_id = $2 AND channel = $3");
+    /// Reads the facts of a notification's deliveries on one channel, or of one of them, that were not skipped and have a
+    /// text.
+    async fn facts_over(&self, tenant: i32, id: Uuid, channel: &str, n: Option<i32>) -> Result<Vec<Facts>, DbError> {
+        let of_one = n.map(|n| format!(" AND n = {n}")).unwrap_or_default();
+        let facts = names::<Facts>("");
+        let of_it = format!("tenant = $1 AND notification_id = $2 AND channel = $3{of_one}");
         let sql = format!(
             "SELECT {facts} FROM postcommit.delivery_queue WHERE {of_it}
              UNION ALL SELECT {facts} FROM postcommit.delivery_ledger WHERE {of_it} AND state <> 'skipped'"
@@ -336,6 +358,7 @@ impl Store {
             entity: Some(wish.entity.clone()),
             channel: Some(wish.channel.clone()),
             event_type: wish.event_type.clone(),
+            notification_id: wish.of.map(|original| original.notification),
             // Only these states count as sent. Cancelled, expired and parked deliveries were not sent, and waiting ones
             // are still to be sent.
             states: vec!["sent".into(), "delivered".into()],

@@ -144,6 +144,8 @@ pub struct Parked {
     pub outcome_unknown: i64,
     /// Deliveries that are parked because the account, settings or data are wrong.
     pub config: i64,
+    /// Parked deliveries that may have arrived, whatever their reason. A retry sends them again only on request.
+    pub unclear: i64,
 }
 
 impl Store {
@@ -198,7 +200,7 @@ impl Store {
     async fn read_parked(&self, groups: &mut Groups, of: KpiScope) -> Result<(), DbError> {
         for row in self.db.query(&parked(of), of.with([])).await? {
             let (reason, count): (String, i64) = (row.get(2)?, row.get(3)?);
-            let mut parked = Parked { total: count, ..Parked::default() };
+            let mut parked = Parked { total: count, unclear: row.get(4)?, ..Parked::default() };
             match reason.as_str() {
                 "rejected" => parked.rejected = count,
                 "exhausted" => parked.exhausted = count,
@@ -312,7 +314,7 @@ fn parked(of: KpiScope) -> String {
     let group = of.label_and_code("l", "l.site");
     let of_tenant = of_tenant("l", of.tenant, 1);
     format!(
-        "SELECT {group}, l.reason, count(*)
+        "SELECT {group}, l.reason, count(*), count(*) FILTER (WHERE l.unclear)
          FROM postcommit.delivery_ledger l
          WHERE l.state = 'parked' {of_tenant}
          GROUP BY 1, 2, 3"
@@ -354,6 +356,7 @@ impl Kpi {
         parked.exhausted += other.parked.exhausted;
         parked.outcome_unknown += other.parked.outcome_unknown;
         parked.config += other.parked.config;
+        parked.unclear += other.parked.unclear;
         self.stuck += other.stuck;
         self.delivered += other.delivered;
         self.captured += other.captured;

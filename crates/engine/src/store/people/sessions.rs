@@ -10,10 +10,13 @@ use postcommit_channel::secret::{Hash, Secret, Token};
 use crate::db::{DbError, Row, Statement, Value};
 use crate::store::AuditEntry;
 use crate::store::Store;
+use crate::store::numbers::kpis::before;
 use crate::store::people::keys::known;
 
 /// How many days after its creation a session ends at the latest, even if it is renewed.
 pub const SESSION_DAYS: u64 = 30;
+/// How long an expired session is kept, so that its token is not taken for a guess.
+const KNOWN_FOR: Duration = Duration::from_secs(86_400);
 
 /// The identity and the rights of a session.
 #[derive(Debug, Clone, PartialEq)]
@@ -164,6 +167,14 @@ impl Store {
         self.db.query(&sql, vec![token.hash().into()]).await?.first().map(session).transpose()
     }
 
+    /// Returns whether this was the token of a session that has expired, or whose key has. Sessions are known until a day
+    /// after they expired.
+    pub async fn knew_session(&self, token: &str) -> Result<bool, DbError> {
+        let Some(token) = Token::parse(token) else { return Ok(false) };
+        let sql = "SELECT 1 FROM postcommit.session WHERE hash = $1";
+        Ok(!self.db.query(sql, vec![token.hash().into()]).await?.is_empty())
+    }
+
     /// Extends a session to `lasts` from now, but at most to 30 days after its creation. It writes at most once a
     /// minute, so it may be called for every request.
     pub async fn renew_session(&self, token: &str, lasts: Duration) -> Result<(), DbError> {
@@ -223,13 +234,14 @@ impl Store {
         self.change_all(deletes.into(), 0, AuditEntry::new(tenant, "session.sign_out", actor)).await
     }
 
-    /// Deletes expired sessions and links. Returns the number of deleted rows.
+    /// Deletes sessions that expired a day ago, and expired links. Returns the number of deleted rows.
     pub async fn purge_sessions_once(&self) -> Result<u64, DbError> {
+        let a_day_ago = before(self.now().await?, KNOWN_FOR);
         let purges = [
-            "DELETE FROM postcommit.session WHERE expires_at <= {now}",
-            "DELETE FROM postcommit.login_link WHERE expires_at <= {now}",
+            ("DELETE FROM postcommit.session WHERE expires_at <= $1".to_owned(), vec![a_day_ago.into()]),
+            ("DELETE FROM postcommit.login_link WHERE expires_at <= {now}".to_owned(), vec![]),
         ];
-        let purged = self.db.execute(purges.map(|sql| (sql.to_owned(), vec![])).into()).await?;
+        let purged = self.db.execute(purges.into()).await?;
         Ok(purged.iter().sum())
     }
 }

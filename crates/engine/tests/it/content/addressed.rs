@@ -275,7 +275,7 @@ on_both! {
         assert_eq!(world.captured(id).await[&("pager".to_owned(), "desk-10".to_owned())]["body"], "Room 12345");
 
         // A copy of what was sent takes the same way.
-        let wish = Resend { entity: "1".into(), channel: "pager".into(), event_type: None, template: None, recipient: None, request_id: "r1".into() };
+        let wish = Resend { entity: "1".into(), channel: "pager".into(), event_type: None, template: None, recipient: None, of: None, request_id: "r1".into() };
         let copied = world.store.copied(world.tenant, &wish).await.unwrap().unwrap();
         let copy = world.store.resend(world.tenant, &wish, copied).await.unwrap().id;
         world.pass().await;

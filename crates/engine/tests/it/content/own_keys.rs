@@ -27,6 +27,7 @@ fn wish(channel: &str, request_id: &str) -> Resend {
         event_type,
         template,
         recipient,
+        of: None,
         request_id: request_id.into(),
     }
 }

@@ -251,6 +251,7 @@ on_both! {
             event_type: None,
             template: Some("mail".into()),
             recipient: None,
+            of: None,
             request_id: "r1".into(),
         };
         let copied = world.store.copied(world.tenant, &wish).await.unwrap().unwrap();

@@ -2,7 +2,7 @@
 
 use postcommit::Recipient;
 use postcommit_channel::model::Actor;
-use postcommit_engine::store::{NotAccepted, Resend};
+use postcommit_engine::store::{NotAccepted, Original, Resend};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -16,6 +16,7 @@ fn wish(channel: &str, template: Option<&str>, recipient: Option<Recipient>) -> 
         event_type: None,
         template: template.map(str::to_owned),
         recipient,
+        of: None,
         request_id: Uuid::now_v7().to_string(),
     }
 }
@@ -45,6 +46,31 @@ on_both! {
         let rows = world.store.entity_rows(world.tenant, "12345", None, 50).await.unwrap().rows;
         assert_eq!(rows.len(), 4);
         assert_eq!(rows[0].notification_id, copy, "newest first");
+    }
+
+    async fn c11_a_resend_of_a_named_notification_copies_that_one_to_the_chosen_recipients(world) {
+        world.capture(json!({})).await;
+        let direct = async |title: &str, to: &[&str]| {
+            let to: Vec<_> = to.iter().map(|email| json!({"email": email})).collect();
+            world.book("12345", json!({"title": title, "recipients": to, "channels": ["email"]})).await
+        };
+        let older = direct("Older", &["a@example.com", "b@example.com"]).await;
+        direct("Newer", &["c@example.com"]).await;
+        world.pass().await;
+        let of = |notification, n| Resend { of: Some(Original { notification, n }), ..wish("email", None, None) };
+        let titles = async |copy| {
+            let sent = world.captured(copy).await;
+            sent.iter().map(|((_, to), message)| format!("{} {to}", message["title"].as_str().unwrap())).collect::<Vec<_>>()
+        };
+        let (one, all) = (resend(&world, &of(older, Some(2))).await.unwrap(), resend(&world, &of(older, None)).await.unwrap());
+        world.pass().await;
+        assert_eq!(titles(one).await, ["Older b@example.com"]);
+        assert_eq!(titles(all).await, ["Older a@example.com", "Older b@example.com"]);
+        assert_eq!(world.delivery(one).await.copy_of, Some(older));
+        let missing = world.store.copied(world.tenant, &of(older, Some(9))).await.unwrap_err().to_string();
+        assert!(missing.contains("no recipient"), "{missing}");
+        let other = world.book("67890", json!({"title": "Other"})).await;
+        assert!(world.store.copied(world.tenant, &of(other, None)).await.unwrap().is_none(), "it is about another entity");
     }
 
     async fn c11_with_a_template_its_current_text_is_sent_with_the_newest_event(world) {

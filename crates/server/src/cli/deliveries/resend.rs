@@ -50,6 +50,7 @@ impl ResendArgs {
             event_type: self.event_type.clone(),
             template: self.template.clone(),
             recipient: self.to.as_deref().map(cli::enqueue::recipient).transpose()?,
+            of: None,
             request_id: self.request_id.clone().unwrap_or_else(|| Uuid::now_v7().to_string()),
         };
         let of_type = self.event_type.as_ref().map(|name| format!(" with event type {name:?}")).unwrap_or_default();

@@ -2,11 +2,30 @@
 // parsed from the same page that the server draws.
 'use strict';
 
-// A select with data-submit sends its form by itself.
-for (const select of document.querySelectorAll('select[data-submit]')) {
-  const button = select.form.querySelector('button');
-  if (button) button.hidden = true;
-  select.addEventListener('change', () => select.form.requestSubmit());
+// What changes without a reload is also said to screen readers, at most once a second.
+const spoken = document.createElement('p');
+spoken.className = 'hidden';
+spoken.setAttribute('role', 'status');
+document.getElementById('main')?.append(spoken);
+let saying = 0;
+function say(words) {
+  clearTimeout(saying);
+  saying = setTimeout(() => { if (spoken.textContent !== words) spoken.textContent = words; }, 1000);
+}
+
+// A form is sent once, also if its button is pressed twice. The page may come back from the browser's cache.
+document.addEventListener('submit', (event) => {
+  if (event.target.method !== 'post') return;
+  if (event.target.sent) event.preventDefault();
+  event.target.sent = true;
+});
+addEventListener('pageshow', () => { for (const form of document.forms) form.sent = false; });
+
+// The result of an act is told once, and not again by a reload.
+if (/[?&]done=/.test(location.search)) {
+  const here = new URL(location.href);
+  here.searchParams.delete('done');
+  history.replaceState(history.state, '', here);
 }
 
 // A slider shows its number.
@@ -22,7 +41,11 @@ function ago(ms) {
   return ms < 0 ? `${words} ago` : `in ${words}`;
 }
 function tick() {
-  for (const time of document.querySelectorAll('time[data-ago]')) time.textContent = ago(Date.parse(time.dateTime) - Date.now());
+  for (const time of document.querySelectorAll('time[data-ago]')) {
+    const words = ago(Date.parse(time.dateTime) - Date.now());
+    // A text that is written anew loses the reader's selection.
+    if (time.textContent !== words) time.textContent = words;
+  }
 }
 function ownTimes(within) {
   for (const time of within.querySelectorAll('time[datetime]')) {
@@ -32,7 +55,6 @@ function ownTimes(within) {
 }
 
 // Ticks: how many, and a range with shift.
-const list = document.getElementById('list');
 let last = null;
 const boxes = () => [...document.querySelectorAll('#list input[name=id]')];
 const chosen = () => boxes().filter((box) => box.checked).length;
@@ -40,10 +62,12 @@ function sayChosen() {
   const said = document.querySelector('[data-chosen]');
   if (!said) return;
   said.dataset.said ??= said.textContent;
-  said.textContent = chosen() ? `${chosen()} ticked` : said.dataset.said;
+  const words = chosen() ? `${chosen()} ticked` : said.dataset.said;
+  if (said.textContent !== words && (chosen() || last)) say(words);
+  said.textContent = words;
 }
-list?.addEventListener('click', (event) => {
-  if (event.target.name !== 'id') return;
+document.addEventListener('click', (event) => {
+  if (!event.target.matches('#list input[name=id]')) return;
   const all = boxes();
   const [from, to] = [all.indexOf(last), all.indexOf(event.target)].sort((a, b) => a - b);
   if (event.shiftKey && from >= 0) for (const box of all.slice(from, to + 1)) box.checked = event.target.checked;
@@ -62,62 +86,94 @@ function copyButtons(within) {
     button.addEventListener('click', async () => {
       await navigator.clipboard.writeText(code.textContent);
       button.textContent = 'Copied';
+      say('Copied');
       setTimeout(() => { button.textContent = 'Copy'; }, 1500);
     });
     code.after(' ', button);
   }
 }
 
-// Live regions: the page is fetched again and its regions are swapped. What the reader works with is left alone. A slow
-// server is asked less often, and a hidden page does not ask at all.
+// Live regions: the page is fetched again and its regions are swapped together. What the reader works with is left
+// alone. A slow server is asked less often, and a hidden page does not ask at all. The header tells the server that no
+// person asked, so that an open page does not keep a session alive.
 const FIRST = 3000;
-let [paused, wait, timer, told] = [false, FIRST, 0, 0];
-const live = document.querySelector('[data-live]:not([data-live=off])');
-const isBusy = (region) => chosen() > 0 || region.contains(document.activeElement) || region.querySelector('details[open]')
-  || new URLSearchParams(location.search).has('cursor') || String(getSelection()).length > 0;
+let [paused, ended, wait, timer, told, request] = [false, false, FIRST, 0, 0, null];
+const regions = () => [...document.querySelectorAll('[data-live]:not([data-live=off])')];
+const isBusy = (region) => region.contains(document.activeElement) || region.querySelector('details[open]');
+const isWorking = () => chosen() > 0 || String(getSelection()).length > 0 || regions().some(isBusy);
 function state(words) {
   const button = document.getElementById('live');
-  if (button && button.lastChild.textContent !== words) button.lastChild.textContent = words;
+  if (!button || button.lastChild.textContent === words) return;
+  // Each answer would be too much to hear.
+  if (words !== 'Live') say(words);
+  button.lastChild.textContent = words;
+}
+function stop() {
+  [ended, request] = [true, null];
+  clearTimeout(timer);
+}
+function signedOut() {
+  stop();
+  const link = document.createElement('a');
+  link.href = location.href;
+  link.textContent = 'Signed out. Sign in again';
+  document.getElementById('live').replaceWith(link);
+  say('Signed out');
 }
 async function refresh() {
   clearTimeout(timer);
-  if (paused || document.hidden) return;
+  request?.abort();
+  if (paused || ended || document.hidden) return;
+  const mine = new AbortController();
+  request = mine;
   const began = performance.now();
   try {
-    const answer = await fetch(location.href, { headers: { Accept: 'text/html' }, redirect: 'manual' });
+    const answer = await fetch(location.href, { headers: { Accept: 'text/html', 'Postcommit-Poll': '1' }, redirect: 'manual', signal: mine.signal });
+    if (answer.type === 'opaqueredirect') { if (mine === request) signedOut(); return; }
     if (!answer.ok) throw new Error(String(answer.status));
-    swap(new DOMParser().parseFromString(await answer.text(), 'text/html'));
+    const page = new DOMParser().parseFromString(await answer.text(), 'text/html');
+    if (mine !== request || document.hidden) return;
+    swap(page);
     wait = Math.max(FIRST, (performance.now() - began) * 20);
   } catch {
+    if (mine !== request) return;
     state('Reconnecting…');
     wait = Math.min(wait * 2, 60000);
   }
-  if (!paused && !document.hidden) timer = setTimeout(refresh, wait);
+  if (!ended) timer = setTimeout(refresh, wait);
 }
 function swap(page) {
-  // Not live.id: in a form, that is its field of this name.
-  const id = live.getAttribute('id');
-  const [region, fresh] = [document.getElementById(id), page.getElementById(id)];
   const menu = document.querySelector('.side nav');
   if (!menu.contains(document.activeElement)) menu.replaceChildren(...page.querySelector('.side nav').childNodes);
-  if (!region || !fresh) return;
-  document.querySelector('h1').replaceChildren(...page.querySelector('h1').childNodes);
-  if (isBusy(region)) {
-    const known = new Set([...region.querySelectorAll('tr[id]')].map((row) => row.id));
-    const count = [...fresh.querySelectorAll('tr[id]')].filter((row) => !known.has(row.id)).length;
-    state(count ? `${count} new, show` : 'Live · waiting for you');
-    told = count;
+  // Not region.id: in a form, that is its field of this name.
+  const pairs = regions().map((region) => [region, page.getElementById(region.getAttribute('id'))]).filter(([, fresh]) => fresh);
+  if (isWorking()) {
+    const rows = (of) => of.flatMap((region) => [...region.querySelectorAll('tr[id]')].map((row) => row.id));
+    const known = new Set(rows(pairs.map(([region]) => region)));
+    told = rows(pairs.map(([, fresh]) => fresh)).filter((id) => !known.has(id)).length;
+    state(told ? `${told} new, show` : 'Live · waiting for you');
     return;
   }
-  // Parsed scripts do not run.
-  region.replaceChildren(...fresh.childNodes);
-  ownTimes(region);
-  copyButtons(region);
+  document.querySelector('h1').replaceChildren(...page.querySelector('h1').childNodes);
+  for (const [region, fresh] of pairs) {
+    // What did not change stays, so that nothing is replaced under the reader's hand.
+    const served = fresh.innerHTML;
+    region.dataset.live = fresh.dataset.live;
+    if (region.served === served) continue;
+    region.served = served;
+    // Parsed scripts do not run.
+    region.replaceChildren(...fresh.childNodes);
+    ownTimes(region);
+    copyButtons(region);
+  }
   sayChosen();
   told = 0;
   state('Live');
+  // What has ended does not change any more.
+  if (!regions().length) { document.getElementById('live').remove(); stop(); }
 }
-if (live) {
+for (const region of regions()) region.served = region.innerHTML;
+if (regions().length) {
   const button = document.createElement('button');
   button.type = 'button';
   button.id = 'live';
@@ -126,38 +182,49 @@ if (live) {
   dot.className = 'dot';
   button.append(dot, 'Live');
   button.addEventListener('click', () => {
-    if (told) { location.assign(location.pathname + location.search.replace(/[?&](cursor|trail)=[^&]*/g, '')); return; }
+    if (told) { location.assign(location.href); return; }
     paused = !paused;
     button.classList.toggle('paused', paused);
     state(paused ? 'Paused' : 'Live');
-    if (!paused) refresh();
+    if (paused) { request?.abort(); request = null; }
+    refresh();
   });
   document.querySelector('.head > .do').append(button);
   document.addEventListener('visibilitychange', refresh);
   timer = setTimeout(refresh, wait);
 }
 
-// Shortcuts. Never while somebody types.
+// Shortcuts. Never while somebody types, and not if the person turned them off.
 const KEYS = [['?', 'This list'], ['/', 'Search'], ['g o', 'Overview'], ['g n', 'Notifications'], ['g p', 'Parked'], ['j', 'Next row'], ['k', 'Row before'], ['x', 'Tick the row'], ['Esc', 'Leave the field']];
 const PLACES = { o: '/', n: '/notifications', p: '/parked' };
+const make = (tag, set) => Object.assign(document.createElement(tag), set);
+const areOn = () => localStorage.getItem('shortcuts') !== 'off';
 let before = '';
 function help() {
   const open = document.querySelector('dialog');
   if (open) { open.close(); return; }
-  const [dialog, title, keys] = ['dialog', 'h2', 'dl'].map((name) => document.createElement(name));
-  title.textContent = 'Shortcuts';
+  const [dialog, title, keys] = [make('dialog'), make('h2', { id: 'h-shortcuts', textContent: 'Shortcuts' }), make('dl', { className: 'facts' })];
   for (const [key, what] of KEYS) {
-    const [row, name, said] = ['div', 'dt', 'dd'].map((tag) => document.createElement(tag));
-    name.textContent = key;
-    said.textContent = what;
-    row.append(name, said);
+    const row = make('div');
+    row.append(make('dt', { textContent: key }), make('dd', { textContent: what }));
     keys.append(row);
   }
-  keys.className = 'facts';
-  dialog.append(title, keys);
+  const [on, label, close] = [make('input', { type: 'checkbox', id: 'shortcuts', checked: areOn() }), make('label', { htmlFor: 'shortcuts', textContent: 'Use these shortcuts' }), make('button', { textContent: 'Close' })];
+  on.addEventListener('change', () => localStorage.setItem('shortcuts', on.checked ? 'on' : 'off'));
+  close.addEventListener('click', () => dialog.close());
+  const end = make('p', { className: 'pad do' });
+  end.append(on, label, close);
+  dialog.setAttribute('aria-labelledby', 'h-shortcuts');
+  dialog.append(title, keys, end);
   dialog.addEventListener('close', () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();
+}
+const foot = document.querySelector('footer p');
+if (foot) {
+  const opens = make('button', { type: 'button', className: 'plain', textContent: 'Shortcuts' });
+  opens.addEventListener('click', help);
+  foot.append(' · ', opens);
 }
 function step(by) {
   const rows = [...document.querySelectorAll('.what a')];
@@ -167,7 +234,7 @@ function step(by) {
 document.addEventListener('keydown', (event) => {
   const field = event.target.closest('input:not([type=checkbox]), select, textarea');
   if (field) { if (event.key === 'Escape') field.blur(); return; }
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || !areOn()) return;
   const [key, was] = [event.key, before];
   before = key;
   if (was === 'g' && PLACES[key]) document.querySelector(`.side nav a[href^="${PLACES[key]}"]`)?.click();

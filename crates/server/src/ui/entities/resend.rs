@@ -97,6 +97,7 @@ fn wish(entity: &str, fields: &Fields) -> Result<Resend, Problem> {
         event_type: text("event_type"),
         template: text("template"),
         recipient: recipient.transpose()?,
+        of: None,
         // The id of the request makes sure that a form which is posted twice sends once.
         request_id: text("request_id").unwrap_or_else(|| Uuid::now_v7().to_string()),
     })
@@ -143,7 +144,7 @@ async fn sent(app: &App, visitor: &Visitor, wish: &Resend) -> Result<String, Pro
     let accepted = send_again(&reader, &writer, visitor.caller.tenant(), wish, |request| request).await;
     let accepted = accepted.map_err(Problem::from)?;
     let accepted = accepted.ok_or_else(|| Problem::not_found("notification of this entity and event type"))?;
-    app.tallies.forget();
+    app.tallies.forget(visitor.caller.whose());
     Ok(Done::one("resend").at(&visitor.link(&format!("/notifications/{}", accepted.id))))
 }
 

@@ -2,16 +2,43 @@
 
 use axum::extract::{Path, State};
 use axum::response::Response;
-use postcommit_channel::model::DeliveryId;
-use postcommit_engine::store::{Acted, Resend, SuppressionDraft};
+use postcommit::limits;
+use postcommit_channel::model::{DeliveryId, StoredNotification};
+use postcommit_engine::store::{Acted, DeliveryFilter, DeliveryRow, Original, Resend, SuppressionDraft};
 use uuid::Uuid;
 
 use super::super::acts::{Done, Fields, Posted, see};
 use super::super::confirm::{Choice, Question};
 use super::super::frame::Visitor;
-use crate::app::AppState;
+use super::super::notifications::row::Row;
+use super::super::words::{counted, grouped};
+use super::WAITING;
+use crate::app::{App, AppState};
 use crate::notifications::resend as send_again;
 use crate::problem::{Problem, ProblemKind, ProblemPage};
+
+/// The maximum number of deliveries that the question before a cancel shows.
+const SHOWN: i64 = 20;
+/// The choice of a resend that means all recipients.
+const ALL: &str = "all";
+
+/// Whether a person may say that it arrived: it was really sent, or may have been.
+pub fn may_be_marked(row: &DeliveryRow) -> bool {
+    let is_unknown = row.state == "parked" && row.reason.as_deref() == Some("outcome_unknown");
+    (row.state == "sent" && !row.captured) || is_unknown
+}
+
+/// Whether a copy can be sent: it was sent over a channel, about an entity.
+pub fn may_be_resent(note: &StoredNotification, row: &DeliveryRow) -> bool {
+    ["sent", "delivered"].contains(&row.state.as_str()) && note.entity.is_some() && row.channel.is_some()
+}
+
+/// The delivery that the form names.
+async fn named(app: &App, visitor: &Visitor, fields: &Fields) -> Result<DeliveryRow, Problem> {
+    let none = || Problem::not_found("delivery");
+    let id: DeliveryId = fields.get("id").and_then(|id| id.parse().ok()).ok_or_else(none)?;
+    visitor.store(app).delivery_row(visitor.caller.whose(), id, false).await?.ok_or_else(none)
+}
 
 /// Marks a delivery as delivered.
 pub async fn mark_delivered(
@@ -24,6 +51,11 @@ pub async fn mark_delivered(
     let id: DeliveryId = fields.get("id").and_then(|id| id.parse().ok()).ok_or_else(none)?;
     let store = visitor.store(&app);
     let key = store.delivery_key(visitor.caller.whose(), id).await?.ok_or_else(none)?;
+    let row = named(&app, &visitor, &fields).await?;
+    if row.captured {
+        let detail = "the delivery was captured and not sent, so it cannot have arrived";
+        return Err(Problem::new(ProblemKind::StateConflict, detail).into());
+    }
     if !fields.is_yes("confirmed") {
         let question = Question {
             title: "Mark this delivery as delivered?".into(),
@@ -31,6 +63,7 @@ pub async fn mark_delivered(
             button: "Mark as delivered".into(),
             action: "/deliveries/mark-delivered".into(),
             fields: fields.repeated(&["id", "back"]),
+            rows: vec![row.into()],
             back: fields.back(),
             ..Question::default()
         };
@@ -38,7 +71,7 @@ pub async fn mark_delivered(
     }
     match store.mark_delivered(key).await? {
         Acted::Done => {
-            app.tallies.forget();
+            app.tallies.forget(Some(key.tenant));
             Ok(see(Done::one("mark-delivered").at(&fields.back())))
         }
         Acted::Refused { state, .. } => {
@@ -60,28 +93,37 @@ pub async fn cancel(
     let none = || Problem::not_found("notification");
     let uuid: Uuid = id.parse().map_err(|_| none())?;
     let store = visitor.store(&app);
-    if store.status(visitor.caller.whose(), uuid).await?.is_none() {
-        return Err(none().into());
-    }
+    let note = store.notification(visitor.caller.whose(), uuid).await?.ok_or_else(none)?;
     if !fields.is_yes("confirmed") {
+        let waiting = store.delivery_states(note.tenant, uuid, None).await?.of(&WAITING);
+        let filter = DeliveryFilter {
+            tenant: Some(note.tenant),
+            states: WAITING.map(str::to_owned).to_vec(),
+            limit: SHOWN,
+            ..DeliveryFilter::of_notification(uuid)
+        };
+        let rows: Vec<Row> = store.delivery_rows(&filter).await?.rows.into_iter().map(Row::from).collect();
+        let others = waiting - i64::try_from(rows.len()).unwrap_or(0);
         let question = Question {
-            title: "Cancel this notification?".into(),
+            title: format!("Cancel {} of this notification?", counted(waiting)),
             says: "What is not sent yet is never sent. What is being sent now is not tried again.".into(),
+            warning: (others > 0).then(|| format!("{} more than those below are cancelled.", grouped(others))),
             button: "Cancel the notification".into(),
             is_final: true,
             action: format!("/notifications/{uuid}/cancel"),
             fields: fields.repeated(&["back"]),
+            rows,
             back: fields.back(),
             ..Question::default()
         };
         return question.ask(&app, &visitor).await;
     }
     let (cancelled, _) = store.cancel_notification(visitor.caller.whose(), uuid).await?.ok_or_else(none)?;
-    app.tallies.forget();
+    app.tallies.forget(Some(note.tenant));
     Ok(see(Done::one("cancel").count(usize::try_from(cancelled).unwrap_or(0)).at(&fields.back())))
 }
 
-/// Sends the last message of the entity, event type and channel again.
+/// Sends a copy of a delivery to its recipient, or to all recipients of the notification on its channel.
 pub async fn resend(
     State(app): State<AppState>,
     visitor: Visitor,
@@ -92,35 +134,30 @@ pub async fn resend(
     let none = || Problem::not_found("notification");
     let id: Uuid = id.parse().map_err(|_| none())?;
     let note = visitor.store(&app).notification(visitor.caller.whose(), id).await?.ok_or_else(none)?;
-    let (Some(entity), Some(channel)) = (note.entity, fields.get("channel")) else {
+    let row = named(&app, &visitor, &fields).await?;
+    let is_of_it = row.notification_id == id && may_be_resent(&note, &row);
+    let (Some(entity), Some(channel)) = (note.entity.clone(), row.channel.clone().filter(|_| is_of_it)) else {
         let detail = "only what was sent over a channel for an entity can be sent again";
         return Err(Problem::new(ProblemKind::StateConflict, detail).into());
     };
     if !fields.is_yes("confirmed") {
-        // The id of the request makes sure that a form which is posted twice sends once.
-        let mut repeated = fields.repeated(&["channel", "back"]);
-        repeated.push(("request_id".into(), Uuid::now_v7().to_string()));
-        let question = Question {
-            title: "Send this again?".into(),
-            says: format!(
-                "The last message over {channel} about entity {entity} is sent once more, to the same recipients, although it was \
-                 sent before. The copy names you."
-            ),
-            button: "Send again".into(),
-            action: format!("/notifications/{id}/resend"),
-            fields: repeated,
-            back: fields.back(),
-            ..Question::default()
-        };
-        return question.ask(&app, &visitor).await;
+        return ask_to_resend(&app, &visitor, &fields, &note, row).await;
     }
-    let request_id = fields.get("request_id").map_or_else(|| Uuid::now_v7().to_string(), str::to_owned);
-    let (channel, event_type) = (channel.to_owned(), Some(note.event_type));
-    let wish = Resend { entity, channel, event_type, template: None, recipient: None, request_id };
+    let n = (fields.get("to") != Some(ALL)).then_some(row.n);
+    let wish = Resend {
+        entity,
+        channel,
+        event_type: Some(note.event_type),
+        template: None,
+        recipient: None,
+        of: Some(Original { notification: id, n }),
+        request_id: fields.get("request_id").map_or_else(|| Uuid::now_v7().to_string(), str::to_owned),
+    };
     // The notification may belong to another tenant than the caller's own, if the caller sees all tenants.
     let all = visitor.caller.store_of_all(&app);
     let accepted = send_again(&visitor.store(&app), &all, note.tenant, &wish, |request| request).await;
     let accepted = accepted.map_err(Problem::from)?.ok_or_else(none)?;
+    app.tallies.forget(Some(note.tenant));
     Ok(see(Done::one("resend").at(&visitor.link(&format!("/notifications/{}", accepted.id)))))
 }
 
@@ -172,4 +209,37 @@ pub async fn suppress(
     let draft = SuppressionDraft { channel, address, reason, until: None };
     store.suppress(key.tenant, &draft).await.map_err(Problem::from)?;
     Ok(see(Done::one("suppressed").at(&fields.back())))
+}
+
+async fn ask_to_resend(
+    app: &App,
+    visitor: &Visitor,
+    fields: &Fields,
+    note: &StoredNotification,
+    row: DeliveryRow,
+) -> Result<Response, ProblemPage> {
+    let (channel, to) = (row.channel.clone().unwrap_or_default(), row.target.clone().unwrap_or_default());
+    let over_it = visitor.store(app).delivery_states(note.tenant, note.id, Some(&channel)).await?;
+    let reached = over_it.total() - over_it.of(&["skipped"]);
+    // A notification cannot name more recipients than this, so a copy for all of them is not offered.
+    let is_for_all = reached > 1 && usize::try_from(reached).is_ok_and(|reached| reached <= limits::RECIPIENTS);
+    let options = || {
+        let all = format!("All {} recipients over {channel}", grouped(reached));
+        vec![("one".to_owned(), format!("Only {to}")), (ALL.to_owned(), all)]
+    };
+    // The id of the request makes sure that a form which is posted twice sends once.
+    let mut repeated = fields.repeated(&["id", "back"]);
+    repeated.push(("request_id".into(), Uuid::now_v7().to_string()));
+    let question = Question {
+        title: "Send a copy of this delivery?".into(),
+        says: format!("It was sent to {to} over {channel} before. The copy has the same text, and names you."),
+        choice: is_for_all.then(|| Choice { name: "to", label: "Recipients of the copy", options: options() }),
+        button: "Send a copy".into(),
+        action: format!("/notifications/{}/resend", note.id),
+        fields: repeated,
+        rows: vec![row.into()],
+        back: fields.back(),
+        ..Question::default()
+    };
+    question.ask(app, visitor).await
 }

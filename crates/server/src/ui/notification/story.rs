@@ -1,12 +1,13 @@
 //! What happened to a delivery: a sentence, and a timeline.
 
-use postcommit_channel::model::StoredNotification;
+use postcommit::Timestamp;
+use postcommit_channel::clock;
+use postcommit_channel::model::{DeliveryKey, StoredNotification};
 use postcommit_engine::db::DbError;
-use postcommit_engine::store::{AttemptRow, AuditFilter, DeliveryRow, Store};
+use postcommit_engine::store::{AttemptRow, AuditFilter, DeliveryRow, ReceiptRow, StateCounts, Store};
 use serde::Serialize;
 
-use crate::ui::words::{dotted, relative, sentence_case};
-use postcommit_channel::clock;
+use crate::ui::words::{day, dotted, grouped, relative, sentence_case};
 
 /// The maximum number of entries of the audit log for each subject.
 const ACTS: i64 = 20;
@@ -14,7 +15,9 @@ const ACTS: i64 = 20;
 /// A step of the timeline.
 #[derive(Serialize)]
 pub struct Step {
-    at: String,
+    at: Timestamp,
+    /// The day, if the step before was on another one.
+    day: Option<String>,
     what: String,
     detail: String,
     /// The beginning of the provider's answer, redacted.
@@ -23,18 +26,20 @@ pub struct Step {
 }
 
 impl Step {
-    fn new(at: impl ToString, what: impl Into<String>, detail: impl Into<String>, tint: &'static str) -> Self {
-        Self { at: at.to_string(), what: what.into(), detail: detail.into(), excerpt: None, tint }
+    fn new(at: Timestamp, what: impl Into<String>, detail: impl Into<String>, tint: &'static str) -> Self {
+        Self { at, day: None, what: what.into(), detail: detail.into(), excerpt: None, tint }
     }
 }
 
-/// What happened to a delivery, oldest first.
+/// What happened to a delivery, oldest first, with at most `limit` attempts.
 pub async fn steps(
     store: &Store,
     note: &StoredNotification,
     row: &DeliveryRow,
-    attempts: Vec<AttemptRow>,
+    limit: i64,
 ) -> Result<Vec<Step>, DbError> {
+    let attempts =
+        store.attempts_of(DeliveryKey { tenant: note.tenant, notification: note.id, n: row.n }, limit).await?;
     let about = note.entity.as_ref().map(|entity| format!(" with entity {entity}")).unwrap_or_default();
     let origin = note.source.as_ref();
     let from = |name: &str| origin.and_then(|source| source.get(name)?.as_str()).map(|text| format!("{name} {text}"));
@@ -42,6 +47,7 @@ pub async fn steps(
     let detail = dotted([from("site"), from("instance"), from("script"), from("rule"), trace]);
     let mut steps = vec![Step::new(note.created_at, format!("Committed{about}"), detail, "")];
     steps.extend(attempts.into_iter().map(attempt));
+    steps.extend(store.receipts(note.tenant, note.id, row.n).await?.into_iter().map(receipt));
     for subject in [row.id.clone(), note.id.to_string()] {
         let filter =
             AuditFilter { tenant: Some(note.tenant), subject: Some(subject), limit: ACTS, ..AuditFilter::default() };
@@ -60,8 +66,28 @@ pub async fn steps(
         let waits = row.waits_for.as_ref().map(|what| format!("waits for {what}")).unwrap_or_default();
         steps.push(Step::new(next, if row.attempts > 0 { "Next attempt" } else { "Due" }, waits, "next"));
     }
-    steps.sort_by(|a, b| a.at.cmp(&b.at));
+    steps.sort_by_key(|step| step.at);
+    let mut before = None;
+    for step in &mut steps {
+        let today = day(&step.at.to_string());
+        step.day = (before.as_ref() != Some(&today)).then(|| today.clone());
+        before = Some(today);
+    }
     Ok(steps)
+}
+
+/// What the provider reported after the send.
+fn receipt(receipt: ReceiptRow) -> Step {
+    let by = receipt.provider.map(|provider| format!(" by {provider}")).unwrap_or_default();
+    let tint = match receipt.happened.as_str() {
+        "delivered" => "good",
+        "failed" | "bounced" | "complained" => "bad",
+        _ => "",
+    };
+    let ignored = receipt.reason.map(|why| format!("the state was left as it was: {why}"));
+    let waits = (receipt.fate == "waiting").then(|| "waits to be applied".to_owned());
+    let what = format!("Receipt{by}: {}", sentence_case(&receipt.happened).to_lowercase());
+    Step::new(receipt.received_at, what, dotted([receipt.code, receipt.detail, ignored, waits]), tint)
 }
 
 fn attempt(attempt: AttemptRow) -> Step {
@@ -83,17 +109,17 @@ fn attempt(attempt: AttemptRow) -> Step {
     Step { excerpt: attempt.excerpt, ..Step::new(attempt.at, what, told, tint) }
 }
 
-/// The state of a notification in a sentence, and what to do.
-pub fn sentence(rows: &[DeliveryRow], chosen: &DeliveryRow) -> String {
-    if let [one] = rows {
-        return of_one(one);
+/// The states of a notification's deliveries in a sentence, and what to do about the chosen one.
+pub fn sentence(states: &StateCounts, chosen: &DeliveryRow) -> String {
+    let all = states.total();
+    if all <= 1 {
+        return of_one(chosen);
     }
-    let count = |states: &[&str]| rows.iter().filter(|row| states.contains(&row.state.as_str())).count();
-    let all = rows.len();
-    let (parked, arrived) = (count(&["parked"]), count(&["sent", "delivered"]));
-    let live = count(&["pending", "sending", "retrying"]);
+    let (parked, arrived) = (states.of(&["parked"]), states.of(&["sent", "delivered"]));
+    let live = states.of(&["pending", "sending", "retrying"]);
     let others = all - parked - arrived - live;
-    let told = |n: usize, words: &str| (n > 0).then(|| format!("{n} {words}"));
+    let (more, least) = if states.is_exact() { ("", "") } else { ("more than ", "at least ") };
+    let told = |n: i64, words: &str| (n > 0).then(|| format!("{least}{} {words}", grouped(n)));
     let parts = [
         told(parked, if parked == 1 { "is parked and needs a person" } else { "are parked and need a person" }),
         told(live, if live == 1 { "is on its way" } else { "are on their way" }),
@@ -101,7 +127,7 @@ pub fn sentence(rows: &[DeliveryRow], chosen: &DeliveryRow) -> String {
         told(others, "ended otherwise"),
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
-    format!("Of {all} deliveries, {}. The chosen one: {}", parts.join(", "), of_one(chosen))
+    format!("Of {more}{} deliveries, {}. The chosen one: {}", grouped(all), parts.join(", "), of_one(chosen))
 }
 
 /// The state of a delivery in a sentence, and what to do.
@@ -110,7 +136,11 @@ fn of_one(row: &DeliveryRow) -> String {
     let error = row.last_error.clone().or_else(|| row.error_code.clone()).unwrap_or_else(|| "no error was told".into());
     let error = error.trim_end_matches('.').to_owned();
     let channel = row.channel.as_deref().unwrap_or("its channel");
-    let next = row.next_attempt_at.map(|at| relative(at.as_micros() - clock::now().as_micros()));
+    let next = row.next_attempt_at.filter(|at| *at > clock::now());
+    let next = match next.map(|at| relative(at.as_micros() - clock::now().as_micros())) {
+        Some(next) => format!("is {next}"),
+        None => format!("is due and waits for {}", row.waits_for.as_deref().unwrap_or("its turn")),
+    };
     match (row.state.as_str(), row.reason.as_deref()) {
         ("pending", _) => match &row.waits_for {
             Some(what) => format!("It is not sent yet and waits for {what}."),
@@ -118,7 +148,7 @@ fn of_one(row: &DeliveryRow) -> String {
         },
         ("sending", _) => format!("It is being sent by {provider}."),
         ("retrying", _) => {
-            format!("Attempt {} failed: {error}. The next attempt is {}.", row.attempts, next.unwrap_or_default())
+            format!("Attempt {} failed: {error}. The next attempt {next}.", row.attempts)
         }
         ("sent", _) if row.captured => format!("{provider} captured it; nothing was sent."),
         ("sent", _) => format!("{provider} accepted it. Nothing says yet whether it arrived."),

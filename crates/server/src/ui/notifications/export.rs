@@ -60,12 +60,16 @@ pub async fn export(
         Filter::read(&fields)?.map_err(|_| Problem::invalid("q", "is only allowed on the page of the list"))?;
     let store = visitor.store(&app);
     let filter = filter.of_store(store.now().await?, app.stuck_after)?;
-    let rows = read(&store, DeliveryFilter { tenant: visitor.caller.whose(), limit: PAGE, ..filter }).await?;
-    let name = format!("attachment; filename=\"deliveries.{format}\"");
+    let (rows, is_complete) =
+        read(&store, DeliveryFilter { tenant: visitor.caller.whose(), limit: PAGE, ..filter }).await?;
+    // The name of the file is what remains of this answer.
+    let name = if is_complete { "deliveries".into() } else { format!("deliveries-newest-{}-incomplete", rows.len()) };
+    let name = format!("attachment; filename=\"{name}.{format}\"");
     Ok((StatusCode::OK, [(CONTENT_TYPE, kind.to_owned()), (CONTENT_DISPOSITION, name)], write(&rows)).into_response())
 }
 
-async fn read(store: &Store, mut filter: DeliveryFilter) -> Result<Vec<DeliveryRow>, Problem> {
+/// The newest rows that match, and whether they are all.
+async fn read(store: &Store, mut filter: DeliveryFilter) -> Result<(Vec<DeliveryRow>, bool), Problem> {
     let mut rows = Vec::new();
     for _ in 0..PAGES {
         let page = store.delivery_rows(&filter).await?;
@@ -75,8 +79,9 @@ async fn read(store: &Store, mut filter: DeliveryFilter) -> Result<Vec<DeliveryR
             break;
         }
     }
+    let is_complete = filter.before.is_none() && rows.len() <= ROWS;
     rows.truncate(ROWS);
-    Ok(rows)
+    Ok((rows, is_complete))
 }
 
 fn csv(rows: &[DeliveryRow]) -> String {

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use postcommit::{Timestamp, limits};
-use postcommit_channel::model::{DeliveryState, ErrorClass, Reason};
+use postcommit_channel::model::{DeliveryId, DeliveryState, ErrorClass, Reason};
 use postcommit_engine::store::{DeliveryFilter, Position};
 use serde::Serialize;
 use uuid::Uuid;
@@ -56,10 +56,11 @@ const QUALIFIERS: [(&str, &str); 15] = [
 ];
 
 /// The periods of the field `since`, and their lengths in seconds.
-pub const PERIODS: [(&str, &str, u64); 5] = [
+pub const PERIODS: [(&str, &str, u64); 6] = [
     ("15m", "15 minutes", 900),
     ("1h", "hour", 3600),
     ("24h", "24 hours", 86_400),
+    ("48h", "48 hours", 172_800),
     ("7d", "7 days", 604_800),
     ("30d", "30 days", 2_592_000),
 ];
@@ -98,6 +99,9 @@ impl Filter {
         let is_page = |name: &str| ["cursor", "trail"].contains(&name);
         let is_of_form = pairs.iter().any(|(name, value)| value.trim().is_empty() && !is_page(name));
         for (name, value) in pairs.iter().filter(|(_, value)| !value.trim().is_empty()) {
+            if value.contains('\0') {
+                return Err(Problem::invalid(name.as_ref(), "has a NUL character, which no value contains"));
+            }
             match name.as_ref() {
                 "tenant" | "done" | "full" => {}
                 "cursor" => filter.cursor = Some(value.clone().into_owned()),
@@ -127,6 +131,10 @@ impl Filter {
             match field {
                 Some((field, value)) => self.set(field, value),
                 None if word.parse::<Uuid>().is_ok() => self.set("notification_id", word),
+                // The id of a delivery is that of its notification and a number.
+                None if word.parse::<DeliveryId>().is_ok() => {
+                    self.set("notification_id", word.split('.').next().unwrap_or(word));
+                }
                 None => words.push(word),
             }
         }
@@ -146,6 +154,13 @@ impl Filter {
     /// The value of a field, or an empty text.
     pub fn get(&self, name: &str) -> &str {
         self.fields.iter().find(|(field, _)| field == name).map_or("", |(_, value)| value)
+    }
+
+    /// The value of a time as a browser's field has it: in UTC, without a zone. Empty if it is no time.
+    pub fn time_field(&self, name: &str) -> String {
+        let at = self.time(name).ok().flatten().map(|at| at.to_string()).unwrap_or_default();
+        let at = at.trim_end_matches('Z');
+        at.strip_suffix(":00").filter(|minute| minute.len() == 16).unwrap_or(at).to_owned()
     }
 
     /// Whether the filter has exactly these fields.
@@ -231,11 +246,9 @@ impl Filter {
         if words.len() > WORDS {
             return Err(Problem::invalid("title", format!("has {} words; at most {WORDS} are allowed", words.len())));
         }
-        // The period is the narrower of the two.
-        let from = match self.get("since") {
-            "" => self.time("from")?,
-            period => Some(ago(now, period)?),
-        };
+        // The later of the two is the narrower one.
+        let since = self.owned("since").map(|period| ago(now, &period)).transpose()?;
+        let from = self.time("from")?.max(since);
         let before = self.cursor.as_deref().map(str::parse).transpose();
         Ok(DeliveryFilter {
             states: self.states()?,
@@ -356,6 +369,10 @@ mod tests {
             Filter::read(&format!("q={id}")).unwrap().unwrap_err(),
             format!("/notifications?notification_id={id}")
         );
+        assert_eq!(
+            Filter::read(&format!("q={id}.3")).unwrap().unwrap_err(),
+            format!("/notifications?notification_id={id}")
+        );
         // What is no qualifier is a word, and a second search replaces the words of the first.
         assert_eq!(Filter::read("q=re:+x&title=old").unwrap().unwrap_err(), "/notifications?title=re%3A+x");
     }
@@ -386,12 +403,23 @@ mod tests {
         assert!(from("from=2026-03-01T10:30").starts_with("2026-03-01T10:30:00"));
         assert!(from("from=2026-03-01").starts_with("2026-03-01T00:00:00"));
         assert!(from("from=2020-01-01&since=1h").starts_with("2026-03-15T07"));
+        assert!(from("from=2026-03-15T07:30&since=1h").starts_with("2026-03-15T07:30"));
+        // A time with a zone is shown to the form in UTC, and exactly.
+        for (given, field) in [
+            ("2026-03-15T08:12", "2026-03-15T08:12"),
+            ("2026-03-15", "2026-03-15T00:00"),
+            ("2026-03-15T08:12:03%2B05:30", "2026-03-15T02:42:03"),
+            ("2026-03-15T08:12:03.250Z", "2026-03-15T08:12:03.250"),
+            ("soon", ""),
+        ] {
+            assert_eq!(read(&format!("until={given}")).time_field("until"), field, "{given}");
+        }
         for (query, field) in
             [("since=1y", "since"), ("until=soon", "until"), ("state=dead", "state"), ("cursor=x", "cursor")]
         {
             let problem = serde_json::to_value(store(query).unwrap_err().body()).unwrap();
             assert_eq!(problem["field"], field, "{problem}");
         }
-        assert!(Filter::read("nonsense=1").is_err());
+        assert!(Filter::read("nonsense=1").is_err() && Filter::read("entity=%00").is_err());
     }
 }

@@ -1,9 +1,14 @@
 //! A delivery as a row of a list shows it: two lines, what and why.
 
+use postcommit::Timestamp;
+use postcommit_channel::clock;
 use postcommit_engine::store::DeliveryRow;
 use serde::Serialize;
 
 use crate::ui::words::{dotted, sentence_case};
+
+/// How the store begins to say that a delivery waits for its due time, which the row shows in other words.
+const DUE_TIME: &str = "its due time";
 
 /// The values of a row.
 #[derive(Serialize)]
@@ -15,8 +20,9 @@ pub struct Row {
     pub state: String,
     pub what: String,
     pub why: String,
-    /// When it is tried again, if it waits for that.
+    /// When it is tried, if that is in the future, and the words before that time.
     pub next: Option<String>,
+    pub next_label: &'static str,
     pub channel: String,
     pub to: String,
     pub tries: String,
@@ -33,7 +39,8 @@ impl From<DeliveryRow> for Row {
             href: format!("/notifications/{}?n={}", row.notification_id, row.n),
             what: row.title.clone().unwrap_or_else(|| row.event_type.clone()),
             why: why(&row),
-            next: row.next_attempt_at.filter(|_| row.state == "retrying").map(|at| at.to_string()),
+            next: later(&row).map(|at| at.to_string()),
+            next_label: if row.state == "retrying" { "next try" } else { "due" },
             channel: row.channel.clone().unwrap_or_else(|| "not expanded yet".into()),
             to: row.target.clone().or(row.user_id).unwrap_or_default(),
             tries: if row.attempts == 0 && is_live { "–".into() } else { row.attempts.to_string() },
@@ -47,6 +54,12 @@ impl From<DeliveryRow> for Row {
     }
 }
 
+/// When a delivery that waits is tried, if that is in the future.
+fn later(row: &DeliveryRow) -> Option<Timestamp> {
+    let waits = ["pending", "retrying"].contains(&row.state.as_str());
+    row.next_attempt_at.filter(|at| waits && *at > clock::now())
+}
+
 /// Why a delivery is in its state, in a few words.
 pub fn why(row: &DeliveryRow) -> String {
     let error = || row.last_error.clone().or_else(|| row.error_code.as_deref().map(sentence_case));
@@ -56,8 +69,15 @@ pub fn why(row: &DeliveryRow) -> String {
             let unclear = row.unclear.then(|| "it may have arrived".to_owned());
             dotted([error().or_else(|| row.reason.as_deref().map(sentence_case)), unclear])
         }
-        "retrying" => error().unwrap_or_default(),
-        "pending" | "sending" => dotted([row.waits_for.as_ref().map(|what| format!("waits for {what}"))]),
+        "retrying" => {
+            let due = later(row).is_none().then(|| row.waits_for.as_ref().map(|what| format!("due, waits for {what}")));
+            dotted([error(), due.flatten()])
+        }
+        "pending" | "sending" => {
+            let until_due = |what: &&String| later(row).is_some() && what.starts_with(DUE_TIME);
+            let waits = row.waits_for.as_ref().filter(|what| !until_due(what));
+            dotted([waits.map(|what| format!("waits for {what}"))])
+        }
         "sent" | "delivered" => {
             dotted([row.warning.clone(), entity, row.captured.then(|| "captured, not sent".to_owned())])
         }

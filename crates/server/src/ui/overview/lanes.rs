@@ -10,10 +10,10 @@ use serde::Serialize;
 use super::Attention;
 use super::latency::{Latencies, in_words};
 use crate::ui::frame::with_tenant;
-use crate::ui::words::{grouped, relative, segment};
+use crate::ui::words::{dotted, grouped, relative, segment};
 
-/// The maximum number of lanes that are shown, the closed ones and the busiest first.
-const LANES: usize = 12;
+/// The maximum number of lanes that are shown.
+pub const LANES: usize = 12;
 
 /// A provider's lane.
 #[derive(Serialize)]
@@ -23,6 +23,8 @@ pub struct Lane {
     tenant: Option<String>,
     /// Why the lane is closed.
     closed: Option<&'static str>,
+    /// Whether our breaker holds it, and not the provider.
+    is_tripped: bool,
     reason: String,
     success: String,
     latency: String,
@@ -43,11 +45,16 @@ impl Lane {
         };
         let (tint, label, advice) = match self.closed? {
             "paused" => ("bad", "Lane paused", "Mend the cause, then resume the provider; nothing is lost."),
+            "held" if self.is_tripped => (
+                "warn",
+                "Breaker open",
+                "The provider failed several times in a row. It is probed by itself; `providers resume` ends the wait.",
+            ),
             "held" => ("warn", "Lane held", "The provider asked to wait; it goes on by itself."),
             _ => return None,
         };
         let says = format!("{}: {}. {waiting}", self.name, self.reason.trim_end_matches('.'));
-        let href = Some(self.href.clone());
+        let href = Some(format!("{}&state=pending,retrying", self.href));
         Some(Attention { tint, label, says, advice: advice.into(), href, open: "See deliveries" })
     }
 }
@@ -62,8 +69,18 @@ pub fn lanes(providers: &[Provider], tenants: &BTreeMap<i32, String>, kpis: &Kpi
         let median = latencies.median_of(provider.tenant, &provider.name);
         all.push((busy, lane(provider, tenant.filter(|_| tenants.len() > 1), group, median)));
     }
-    all.sort_by_key(|(busy, lane)| (lane.closed.is_none(), std::cmp::Reverse(*busy)));
-    all.into_iter().map(|(_, lane)| lane).take(LANES).collect()
+    all.sort_by_key(|(busy, lane)| (rank(lane.closed), std::cmp::Reverse(*busy)));
+    all.into_iter().map(|(_, lane)| lane).collect()
+}
+
+/// The place of a lane: those that a person should look at, then those that send, then those that nobody uses.
+fn rank(closed: Option<&str>) -> u8 {
+    match closed {
+        Some("paused") => 0,
+        Some("held") => 1,
+        Some("disabled") => 3,
+        _ => 2,
+    }
 }
 
 fn lane(provider: &Provider, tenant: Option<String>, group: Option<&KpiGroup>, median: Option<i32>) -> Lane {
@@ -73,7 +90,9 @@ fn lane(provider: &Provider, tenant: Option<String>, group: Option<&KpiGroup>, m
         _ if provider.suspended => (Some("tenant suspended"), String::new()),
         (Some(reason), _) => (Some("paused"), reason.clone()),
         (None, Some(until)) => {
-            (Some("held"), format!("goes on {}", relative(until.as_micros() - clock::now().as_micros())))
+            let goes_on = format!("goes on {}", relative(until.as_micros() - clock::now().as_micros()));
+            let breaker = provider.hold_reason.as_ref().map(|reason| format!("breaker open: {reason}"));
+            (Some("held"), dotted([breaker, Some(goes_on)]))
         }
         (None, None) => (None, String::new()),
     };
@@ -84,6 +103,7 @@ fn lane(provider: &Provider, tenant: Option<String>, group: Option<&KpiGroup>, m
         page: with_tenant(&format!("/providers/{}", segment(&provider.name)), tenant.as_deref()),
         tenant,
         closed,
+        is_tripped: held.is_some() && provider.hold_reason.is_some(),
         reason,
         success: success(group),
         latency: median.map_or_else(|| "–".into(), in_words),

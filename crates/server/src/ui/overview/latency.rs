@@ -1,17 +1,10 @@
 //! How long providers took to answer, from the newest attempts. There is no roll-up of latencies.
 
 use minijinja::{Value, context};
-use postcommit_channel::model::Provider;
-use postcommit_engine::db::DbError;
-use postcommit_engine::store::Store;
 
 use crate::ui::chart;
 use crate::ui::words::{grouped, shown};
 
-/// The number of newest attempts of a tenant from which latencies are computed.
-const ATTEMPTS: i64 = 500;
-/// The maximum number of tenants whose latencies are computed, for people who see all of them.
-const TENANTS: usize = 5;
 /// The longest latency of each class in milliseconds. The last class has all others.
 const CLASSES: [i32; 8] = [20, 50, 100, 250, 500, 1000, 2500, 10_000];
 
@@ -19,18 +12,11 @@ const CLASSES: [i32; 8] = [20, 50, 100, 250, 500, 1000, 2500, 10_000];
 pub struct Latencies(Vec<(i32, String, i32)>);
 
 impl Latencies {
-    /// Reads the newest attempts of the tenants that have these providers.
-    pub async fn newest(store: &Store, providers: &[Provider]) -> Result<Self, DbError> {
-        let mut tenants: Vec<i32> = providers.iter().map(|provider| provider.tenant).collect();
-        tenants.sort_unstable();
-        tenants.dedup();
-        let mut all = Vec::new();
-        for tenant in tenants.into_iter().take(TENANTS) {
-            let attempts = store.newest_attempts(tenant, ATTEMPTS).await?;
-            all.extend(attempts.into_iter().filter_map(|one| Some((tenant, one.provider?, one.latency_ms))));
-        }
+    /// Takes the tenant, the provider and the milliseconds of attempts.
+    pub fn of(attempts: &[(i32, String, i32)]) -> Self {
+        let mut all = attempts.to_vec();
         all.sort_by_key(|(.., took)| *took);
-        Ok(Self(all))
+        Self(all)
     }
 
     /// The latency that half of a provider's attempts did not exceed.

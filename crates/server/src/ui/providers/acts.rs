@@ -40,7 +40,7 @@ impl Subject {
     }
 
     fn done(&self, app: &App, act: &str) -> Response {
-        app.tallies.forget();
+        app.tallies.forget(Some(self.provider.tenant));
         see(Done::one(act).at(&self.page))
     }
 }
@@ -164,7 +164,7 @@ pub async fn delete(
         let store = visitor.caller.store_of_one(&app);
         match workshop(&app, &store, &visitor.caller).delete(subject.provider.tenant, &name).await {
             Ok(()) => {
-                app.tallies.forget();
+                app.tallies.forget(visitor.caller.whose());
                 return Ok(see(Done::one("provider-deleted").at(&visitor.link("/providers"))));
             }
             Err(problem @ ProviderError::Waited(..)) => refused = Some(format!("{problem}.")),

@@ -14,7 +14,8 @@ use super::super::acts::{Done, Fields, Posted, see};
 use super::super::assets::EDITOR;
 use super::super::confirm::Question;
 use super::super::frame::Visitor;
-use super::super::notification::{MAIL_POLICY, pretty};
+use super::super::notification::MAIL_POLICY;
+use super::super::notification::payload::indented;
 use super::super::query::Query;
 use super::super::typed::Typed;
 use super::super::words::{grouped, shown};
@@ -212,7 +213,7 @@ impl<'a> Editor<'a> {
     async fn sample(&self, only: bool) -> Result<(String, String), Problem> {
         let event = self.templates().event(&self.event_type(), &Wanted::default()).await?;
         match event.from {
-            "sample" => Ok((pretty(&event.payload), String::new())),
+            "sample" => Ok((indented(event.payload.get()), String::new())),
             _ if only => {
                 Err(Problem::invalid("payload", "the event type declares no sample; use an event or type JSON"))
             }
@@ -241,7 +242,7 @@ impl<'a> Editor<'a> {
     async fn payload_of(&self, id: Uuid) -> Result<(String, String), Problem> {
         let wanted = Wanted { notification: Some(id), ..Wanted::default() };
         let event = self.templates().event("", &wanted).await?;
-        Ok((pretty(&event.payload), id.to_string()))
+        Ok((indented(event.payload.get()), id.to_string()))
     }
 
     /// Renders what was typed, with the data that was typed or loaded.

@@ -131,6 +131,27 @@ on_both! {
         app.server.wait_for_line("could not renew a session");
     }
 
+    fn an_open_page_does_not_keep_a_session_and_an_ended_one_is_no_guess(kind) {
+        let app = App::at_rest(kind);
+        let (browser, _) = signed_in(&app);
+        let hours = |field: &str, hours: u32| match kind {
+            Kind::Postgres => format!("UPDATE postcommit.session SET {field} = {field} - interval '{hours} hours'"),
+            Kind::Sqlite => format!("UPDATE postcommit.session SET {field} = {field} - {hours} * 3600000000"),
+        };
+        let _ = app.installation.rows(&hours("last_seen_at", 1));
+        let seen = || app.installation.rows("SELECT CAST(last_seen_at AS TEXT) FROM postcommit.session");
+        let before = seen();
+        let _ = browser.clone().with("Postcommit-Poll", "1").get("/").expect(200);
+        assert_eq!(seen(), before);
+        let _ = browser.get("/").expect(200);
+        assert_ne!(seen(), before, "a person renews it");
+        let _ = app.installation.rows(&hours("expires_at", 13));
+        // However many pages are open, each of them is led to the sign-in.
+        for _ in 0..40 {
+            assert_eq!(browser.get("/notifications").expect(303).header("location"), Some("/login"));
+        }
+    }
+
     fn a_session_with_a_chosen_tenant_can_sign_out(kind) {
         let app = App::at_rest(kind);
         app.create_tenant("north");

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::desk::{Desk, HOSTILE, session};
+use crate::api::App;
 use crate::installation::Kind;
 
 /// Opens the notification from the list.
@@ -36,6 +37,8 @@ fn act_on_one(desk: &Desk) {
     desk.says("It is not sent yet");
     assert!(desk.text(".timeline").contains("Retry, by cli:"), "{}", desk.text(".timeline"));
     desk.press("Cancel…");
+    desk.says("Cancel 1 delivery of this notification?");
+    assert_eq!(desk.texts(".rows .what a"), json!(["Invoice 1"]));
     desk.press("Cancel the notification");
     desk.says("1 delivery is cancelled.");
     desk.says("It was cancelled before it was sent.");
@@ -44,15 +47,26 @@ fn act_on_one(desk: &Desk) {
     desk.press("Discard…");
     desk.press("Discard 1 delivery");
     desk.says("A person discarded it");
-    // What was sent can be marked, and sent again as a copy that names the person.
-    open(desk, "Booking 1 confirmed");
+    // What may have arrived can be marked.
+    let settings = json!({"fail_on": "unclear=unsure"});
+    let draft = json!({"name": "texts", "driver": "capture", "channel": "sms", "guarantee": "at_most_once", "settings": settings});
+    let _ = desk.app.ops().post("/v1/providers?tenant=default", &draft).expect(201);
+    let note = json!({"event_type": "unsure", "title": "Text", "recipients": [{"phone": "+919876543210"}], "channels": ["sms"]});
+    desk.app.enqueue(&desk.app.ops(), &note);
+    desk.app.pass();
+    open(desk, "Text");
     desk.press("Mark as delivered…");
+    assert_eq!(desk.count(".rows tbody tr"), 1, "the question shows what it is about");
     desk.press("Mark as delivered");
-    desk.says("It arrived over email.");
+    desk.says("It arrived over sms.");
+    // What was sent is sent again as a copy that names the person. What was captured cannot be marked.
+    open(desk, "Booking 1 confirmed");
+    assert!(!desk.text("main").contains("Mark as delivered"));
     desk.press("Send again…");
-    desk.says("although it was sent before");
-    desk.press("Send again");
-    desk.says("1 delivery is sent again.");
+    desk.says("Send a copy of this delivery?");
+    assert_eq!(desk.texts(".rows .what a"), json!(["Booking 1 confirmed"]));
+    desk.press("Send a copy");
+    desk.says("A copy is enqueued.");
     desk.app.pass();
     desk.browser.reload();
     desk.says("Copy of");
@@ -78,6 +92,70 @@ fn b7_one_notification_is_understood_and_acted_on_without_script() {
     let desk = Desk::new(Kind::Postgres);
     desk.browser.disable_scripts();
     act_on_one(&desk);
+}
+
+#[test]
+fn c11_a_copy_is_of_this_notification_and_goes_to_this_recipient() {
+    let app = App::at_rest(Kind::Sqlite);
+    app.create_capture("default", "catcher", "bad");
+    let note = |title: &str, to: &[&str]| {
+        let to: Vec<_> = to.iter().map(|email| json!({"email": email})).collect();
+        app.enqueue(
+            &app.ops(),
+            &json!({"event_type": "good", "entity": "7", "title": title, "recipients": to, "channels": ["email"]}),
+        )
+    };
+    let older = note("Older", &["ada@example.com", "bob@example.com", "eve@example.com"]);
+    app.pass();
+    let newer = note("Newer", &["zoe@example.com"]);
+    app.pass();
+    let (client, csrf) = session(&app, "default", "operate");
+    let post = |id: &str, fields: &str| {
+        let form = format!("csrf_token={csrf}&id={older}.2&{fields}");
+        client.send_as(
+            "application/x-www-form-urlencoded",
+            "POST",
+            &format!("/notifications/{id}/resend"),
+            form.as_bytes(),
+        )
+    };
+    let question = post(&older, "").expect(200).text();
+    for words in ["Older", "Only b…@example.com", "All 3 recipients over email", "Send a copy of this delivery?"] {
+        assert!(question.contains(words), "{words}: {question}");
+    }
+    for (choice, reached) in [("to=one", 1), ("to=all", 3)] {
+        let answer = post(&older, &format!("confirmed=yes&{choice}&request_id=r{reached}")).expect(303);
+        let place = answer.header("location").unwrap();
+        let copy = place.split('?').next().unwrap().rsplit('/').next().unwrap();
+        app.pass();
+        let story = app.story(copy);
+        let targets: Vec<_> = story["deliveries"].as_array().unwrap().iter().map(|row| row["target"].clone()).collect();
+        assert_eq!((&story["title"], targets.len()), (&json!("Older"), reached), "{story}");
+        assert!(choice == "to=all" || targets == [json!("b…@example.com")], "{targets:?}");
+        assert!(client.get(place).expect(200).text().contains("A copy is enqueued."));
+    }
+    // The delivery must be one of the notification in the address.
+    let _ = post(&newer, "confirmed=yes").expect(409);
+}
+
+#[test]
+fn the_page_of_a_list_counts_all_and_shows_what_is_parked_first() {
+    let app = App::at_rest(Kind::Sqlite);
+    app.create_capture("default", "catcher", "bad");
+    let to: Vec<_> = (0..80).map(|n| json!({"email": format!("guest{n}@example.com")})).collect();
+    let note = json!({"event_type": "good", "entity": "7", "title": "To all", "recipients": to, "channels": ["email"]});
+    let id = app.enqueue(&app.ops(), &note);
+    app.pass();
+    let park = "UPDATE postcommit.delivery_ledger SET state = 'parked', reason = 'rejected' WHERE n IN (2, 79)";
+    let _ = app.installation.rows(park);
+    let (client, _) = session(&app, "default", "read");
+    let page = client.get(&format!("/notifications/{id}")).expect(200).text();
+    let said = "Of 80 deliveries, 2 are parked and need a person, 78 were sent.";
+    assert!(page.contains(said) && page.contains(&format!("/notifications/{id}?n=79\"")), "{page}");
+    assert!(page.contains("id=\"sentence\" data-live=\"off\""), "what has ended is not live: {page}");
+    assert!(client.get(&format!("/notifications/{id}?n=80")).expect(200).text().contains(said));
+    assert_eq!(client.get(&format!("/notifications/{id}?n=81")).status, 404, "another delivery would be a surprise");
+    assert_eq!(client.get(&format!("/notifications/{id}?n=0")).status, 200, "a link from before the expansion");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::desk::{Desk, HOSTILE, session};
-use crate::api::on_both;
+use crate::api::{App, on_both};
 use crate::installation::Kind;
 
 /// What the rows are about, sorted: notifications of the same millisecond have no order.
@@ -194,6 +194,30 @@ fn e12_the_filter_is_exported_with_masked_addresses_and_no_formula() {
     );
     let refused = reader.get("/notifications/export?format=xml").expect(422).text();
     assert!(refused.contains("allowed are csv and jsonl"), "{refused}");
+}
+
+#[test]
+fn e12_the_form_keeps_what_it_cannot_show_and_counts_only_what_it_knows() {
+    let app = App::at_rest(Kind::Sqlite);
+    app.create_capture("default", "catcher", "bad");
+    let note = json!({"event_type": "bad", "recipients": [{"email": "ada@example.com"}], "channels": ["email"]});
+    let id = app.enqueue(&app.ops(), &note);
+    app.pass();
+    let (client, _) = session(&app, "default", "read");
+    let page = |query: &str| client.get(&format!("/notifications?{query}")).expect(200).text();
+    let kept = page(&format!("notification_id={id}&from=2026-03-15T08:12:03%2B05:30"));
+    assert!(kept.contains(&format!("name=\"notification_id\" value=\"{id}\"")), "{kept}");
+    assert!(kept.contains("value=\"2026-03-15T02:42:03\""), "{kept}");
+    let count = |page: &str| {
+        page.split("id=\"states\"").nth(1).unwrap().split("</ul>").next().unwrap().matches("<span>").count()
+    };
+    assert!(count(&page("state=parked")) > 3 && count(&page("")) > 3);
+    assert_eq!(
+        (count(&page("channel=sms")), count(&page("state=parked&since=1h"))),
+        (0, 0),
+        "the counts know no channel"
+    );
+    assert_eq!(client.get("/notifications?entity=%00").status, 422);
 }
 
 #[test]

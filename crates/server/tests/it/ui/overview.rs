@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::desk::{Desk, HOSTILE};
+use super::desk::{Desk, HOSTILE, session};
+use crate::api::App;
 use crate::installation::Kind;
 
 #[test]
@@ -46,6 +47,32 @@ fn e10_the_overview_shows_numbers_lanes_and_what_needs_a_person() {
     desk.says("Booking 3 confirmed");
     desk.open("/?range=9y");
     desk.says("allowed are 1h, 24h and 48h");
+}
+
+#[test]
+fn lanes_that_need_a_person_come_first_and_numbers_open_what_they_count() {
+    let app = App::at_rest(Kind::Sqlite);
+    for n in 0..14 {
+        let draft =
+            json!({"name": format!("p{n:02}"), "driver": "capture", "channel": format!("own-{n}"), "settings": {}});
+        let _ = app.ops().post("/v1/providers?tenant=default", &draft).expect(201);
+    }
+    let set = |name: &str, what: &str| {
+        drop(app.installation.rows(&format!("UPDATE postcommit.provider SET {what} WHERE name = '{name}'")));
+    };
+    set("p00", "enabled = false");
+    set("p12", "held_until = 9000000000000000, hold_reason = 'five failures in a row'");
+    set("p13", "paused = 'tired'");
+    let (client, _) = session(&app, "default", "read");
+    let page = client.get("/?range=48h").expect(200).text();
+    let lanes = page.split("id=\"h-lanes\"").nth(1).unwrap();
+    let place = |name: &str| lanes.find(&format!(">{name}</a>"));
+    assert!(place("p13").unwrap() < place("p12").unwrap() && place("p12").unwrap() < place("p01").unwrap(), "{lanes}");
+    assert!(place("p00").is_none() && lanes.contains("and 3 more"), "{lanes}");
+    assert!(page.contains("Breaker open") && page.contains("breaker open: five failures in a row"), "{page}");
+    assert!(page.contains("/notifications?provider=p13&amp;state=pending,retrying"), "{page}");
+    assert!(page.contains("/notifications?state=sent,delivered&amp;since=48h"), "{page}");
+    let _ = client.get("/notifications?state=sent,delivered&since=48h").expect(200);
 }
 
 #[test]

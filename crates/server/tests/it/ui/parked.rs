@@ -17,11 +17,8 @@ fn b7_parked_deliveries_are_grouped_and_a_group_is_retried_at_a_pace() {
     let _ = desk.app.ops().post("/v1/notifications", &other);
     desk.app.pass();
     desk.open_until("/parked", "Retry 3…");
-    assert!(
-        desk.text(".side nav").contains("Parked 3") || desk.text(".side nav").contains("Parked\n3"),
-        "{}",
-        desk.text(".side nav")
-    );
+    // The navigation counts by itself, and its count may be a little older.
+    desk.until("document.querySelector('.side .count')?.innerText === '3'");
     desk.picture("parked");
     desk.press("Retry 3…");
     desk.says("Retry 3 deliveries?");
