@@ -23,6 +23,7 @@ mod app;
 mod auth;
 mod callbacks;
 pub mod cli;
+mod cursor;
 mod demo;
 mod doctor;
 mod door;

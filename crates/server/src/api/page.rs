@@ -1,13 +1,12 @@
-//! Pages of a list, with an opaque keyset cursor.
+//! Pages of a list, with the cursor of `cursor.rs`.
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
-use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
+use crate::cursor::{decode, encode, page_of};
 use crate::problem::Problem;
 use crate::read;
 
@@ -15,9 +14,6 @@ use crate::read;
 pub const PAGE_MAX: i64 = 200;
 /// The default number of rows of a page.
 const PAGE: i64 = 50;
-/// The maximum number of bytes of a cursor. The longest cursors contain an address of 2,048 bytes, escaped and in
-/// base64.
-const CURSOR_BYTES: usize = 8 * 1024;
 
 /// A page of a list.
 #[derive(Debug, Serialize, ToSchema)]
@@ -31,13 +27,9 @@ pub struct Listing<T> {
 
 impl<T> Listing<T> {
     /// Creates a page from at most `limit + 1` rows. The additional row shows that there is another page.
-    pub fn of<C: Serialize>(mut rows: Vec<T>, limit: i64, cursor: impl Fn(&T) -> C) -> Self {
-        let fits = usize::try_from(limit).unwrap_or(0);
-        let next = (rows.len() > fits).then(|| {
-            rows.truncate(fits);
-            rows.last().map(|last| encode(&cursor(last)))
-        });
-        Self { items: rows, next: next.flatten() }
+    pub fn of<C: Serialize>(rows: Vec<T>, limit: i64, cursor: impl Fn(&T) -> C) -> Self {
+        let (items, next) = page_of(rows, limit, cursor);
+        Self { items, next }
     }
 }
 
@@ -106,18 +98,4 @@ impl<'de> Deserialize<'de> for Limit {
             _ => Err(serde::de::Error::custom(format!("is not a number of rows; 1 to {PAGE_MAX} are allowed"))),
         }
     }
-}
-
-/// Encodes an opaque cursor.
-pub fn encode<C: Serialize>(cursor: &C) -> String {
-    URL_SAFE_NO_PAD.encode(serde_json::to_vec(cursor).unwrap_or_default())
-}
-
-/// Decodes a cursor of [`encode`].
-pub fn decode<C: DeserializeOwned>(text: &str) -> Result<C, Problem> {
-    // Our cursors hold no NUL, and PostgreSQL cannot be queried for one.
-    let without_nul = |json: &Vec<u8>| !json.windows(6).any(|six| six == br"\u0000");
-    let read = || serde_json::from_slice(&URL_SAFE_NO_PAD.decode(text).ok().filter(without_nul)?).ok();
-    let cursor = if text.len() <= CURSOR_BYTES { read() } else { None };
-    cursor.ok_or_else(|| Problem::invalid("cursor", "is invalid; pass `next` of the previous page, unchanged"))
 }

@@ -13,8 +13,8 @@ use super::frame::Visitor;
 use super::query::Query;
 use super::typed::Typed;
 use super::words::{grouped, segment, shown};
-use crate::api::page::Listing;
 use crate::app::{App, AppState};
+use crate::cursor::page_of;
 use crate::problem::{Problem, ProblemPage};
 
 /// The number of lists, or of members, of a page.
@@ -46,12 +46,13 @@ pub async fn list(
     }
     let filter = ListFilter { tenant: visitor.caller.whose(), after: query.cursor()?, limit: ROWS + 1 };
     let store = visitor.store(&app);
-    let page = Listing::of(store.member_list_rows(&filter).await?, ROWS, |row| (row.tenant_id, row.name.clone()));
-    let sizes = store.list_sizes(&page.items, COUNTED + 1).await?;
-    let rows: Vec<Row> = page.items.into_iter().zip(sizes).map(|(row, size)| listed(&visitor, row, size)).collect();
+    let found = store.member_list_rows(&filter).await?;
+    let (found, next) = page_of(found, ROWS, |row| (row.tenant_id, row.name.clone()));
+    let sizes = store.list_sizes(&found, COUNTED + 1).await?;
+    let rows: Vec<Row> = found.into_iter().zip(sizes).map(|(row, size)| listed(&visitor, row, size)).collect();
     let content = context! {
         form => None::<()>,
-        next => page.next.map(|next| query.with("cursor", &next).at("/lists")),
+        next => next.map(|next| query.with("cursor", &next).at("/lists")),
         rows => shown(rows),
     };
     visitor.page(&app, "member_lists.html", "Lists", content).await
@@ -142,15 +143,15 @@ impl<'a> One<'a> {
         let (tenant, name) = (self.visitor.caller.tenant(), self.row.name.as_str());
         let after = query.cursor::<MemberPlace>()?;
         let rows = self.store.member_rows(tenant, name, after.as_ref(), ROWS + 1).await?;
-        let page = Listing::of(rows, ROWS, MemberRow::place);
-        let members: Vec<Member> = page.items.into_iter().map(Member::from).collect();
+        let (rows, next) = page_of(rows, ROWS, MemberRow::place);
+        let members: Vec<Member> = rows.into_iter().map(Member::from).collect();
         let content = context! {
             at => path(name),
             count => self.store.member_count(tenant, name).await?,
             form => self.about.shown(),
             add => self.add.shown(),
             kinds => [&["user", "list"][..], &ADDRESS_KINDS].concat(),
-            next => page.next.map(|next| query.with("cursor", &next).at(&path(name))),
+            next => next.map(|next| query.with("cursor", &next).at(&path(name))),
             members => shown(members),
         };
         let status = self.about.status().max(self.add.status());

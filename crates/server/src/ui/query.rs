@@ -2,7 +2,7 @@
 
 use serde::de::DeserializeOwned;
 
-use crate::api::page::decode;
+use crate::cursor::decode;
 use crate::problem::Problem;
 use crate::read::holds_no_nul;
 

@@ -14,8 +14,8 @@ use super::frame::Visitor;
 use super::query::Query;
 use super::typed::Typed;
 use super::words::shown;
-use crate::api::page::Listing;
 use crate::app::{App, AppState};
+use crate::cursor::page_of;
 use crate::problem::{Problem, ProblemPage};
 use crate::read::check_lengths;
 
@@ -59,8 +59,8 @@ async fn draw(app: &App, visitor: &Visitor, query: &Query, add: &Typed) -> Resul
         limit: ROWS + 1,
     };
     let rows = visitor.store(app).suppression_rows(&filter).await?;
-    let page = Listing::of(rows, ROWS, |row| (row.tenant_id, row.channel.clone(), row.address.clone()));
-    let rows: Vec<Row> = page.items.into_iter().map(|row| listed(visitor, row)).collect();
+    let (rows, next) = page_of(rows, ROWS, |row| (row.tenant_id, row.channel.clone(), row.address.clone()));
+    let rows: Vec<Row> = rows.into_iter().map(|row| listed(visitor, row)).collect();
     let content = context! {
         channel, address,
         channels => CHANNELS.to_vec(),
@@ -68,7 +68,7 @@ async fn draw(app: &App, visitor: &Visitor, query: &Query, add: &Typed) -> Resul
         must_choose => visitor.may(Scope::Edit) && visitor.must_choose(app).await?,
         add => add.shown(),
         is_refused => add.status().is_client_error(),
-        next => page.next.map(|next| query.with("cursor", &next).at("/suppressions")),
+        next => next.map(|next| query.with("cursor", &next).at("/suppressions")),
         rows => shown(rows),
     };
     visitor.page_as(app, add.status(), "suppressions.html", "Suppressions", content).await

@@ -20,8 +20,8 @@ use super::frame::Visitor;
 use super::query::Query;
 use super::typed::Typed;
 use super::words::{dotted, segment, shown};
-use crate::api::page::Listing;
 use crate::app::AppState;
+use crate::cursor::page_of;
 use crate::problem::ProblemPage;
 use crate::read::check_lengths;
 
@@ -71,18 +71,18 @@ pub async fn list(
         ..TemplateFilter::default()
     };
     let rows = visitor.store(&app).template_rows(&filter).await?;
-    let page = Listing::of(rows, ROWS, |row| TemplatePosition(row.tenant_id, row.draft.id.clone()));
+    let (rows, next) = page_of(rows, ROWS, |row| TemplatePosition(row.tenant_id, row.draft.id.clone()));
     let mut form = Typed::default();
     for (name, value) in values {
         form.set(name, value.unwrap_or_default());
     }
-    let rows: Vec<Row> = page.items.into_iter().map(|row| listed(&visitor, row)).collect();
+    let rows: Vec<Row> = rows.into_iter().map(|row| listed(&visitor, row)).collect();
     let content = context! {
         form => form.shown(),
         is_filtered => values.iter().any(|(_, value)| value.is_some()),
         chosen => values[1..].iter().filter(|(_, value)| value.is_some()).count(),
         channels => CHANNELS.to_vec(),
-        older => page.next.map(|next| query.with("cursor", &next).at("/templates")),
+        older => next.map(|next| query.with("cursor", &next).at("/templates")),
         rows => shown(rows),
     };
     visitor.page(&app, "templates.html", "Templates", content).await

@@ -15,8 +15,8 @@ use super::frame::Visitor;
 use super::query::Query;
 use super::typed::Typed;
 use super::words::{dotted, segment, shown};
-use crate::api::page::encode;
 use crate::app::{App, AppState};
+use crate::cursor::encode;
 use crate::problem::{Problem, ProblemPage};
 use crate::read::check_lengths;
 

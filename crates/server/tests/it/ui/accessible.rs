@@ -112,6 +112,7 @@ fn axe_finds_no_violation_on_any_page_in_both_themes() {
                 "/suppressions",
             ] {
                 desk.open(path);
+                desk.picture(&format!("{}-{width}-{theme}", path.trim_matches('/').replace(['/', '?', '='], "-")));
                 wrong.extend(check(&desk, &rules, &format!("{path} at {width}, {theme}")));
             }
             desk.open("/notifications?state=parked");
