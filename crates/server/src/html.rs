@@ -71,6 +71,13 @@ fn closed_isolates(text: &str) -> HashSet<usize> {
     closed
 }
 
+/// A name such as `outcome_unknown` as words.
+pub fn sentence_case(name: &str) -> String {
+    let words = name.replace('_', " ");
+    let mut chars = words.chars();
+    chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,8 +14,7 @@ use postcommit_engine::store::{EditError, NotAccepted};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::html;
-use crate::ui::words::sentence_case;
+use crate::html::{self, sentence_case};
 
 /// The number of seconds after which a client may repeat a request that needs an operator first.
 const REPAIR_S: u64 = 30;

@@ -34,7 +34,7 @@ mod templates;
 mod typed;
 mod unsubscribe;
 mod users;
-pub(crate) mod words;
+mod words;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;

@@ -105,7 +105,7 @@ impl Visitor {
         let chosen_tenant = caller.chose().then(|| caller.tenant_name().to_owned());
         let path = parts.uri.path().to_owned();
         let pattern = parts.extensions.get::<MatchedPath>().map_or(path.as_str(), MatchedPath::as_str);
-        let is_page = TABLE.iter().any(|page| page.path == pattern && page.method == "GET");
+        let is_page = TABLE.iter().chain(OF_DEMO.iter()).any(|page| page.path == pattern && page.method == "GET");
         let here = parts.uri.path_and_query().filter(|_| is_page).map_or("/", |here| here.as_str()).to_owned();
         Self { csrf, theme: theme(&parts.headers), path, here, chosen_tenant, caller }
     }
@@ -245,9 +245,9 @@ struct NavPage {
 }
 
 static TABLE: LazyLock<Vec<Page>> = LazyLock::new(pages);
+static OF_DEMO: LazyLock<Vec<Page>> = LazyLock::new(demo_pages);
 
 fn navigation(here: &str, in_demo: bool, may: impl Fn(Option<Scope>) -> bool) -> Value {
-    static OF_DEMO: LazyLock<Vec<Page>> = LazyLock::new(demo_pages);
     let of_demo: &[Page] = if in_demo { &OF_DEMO } else { &[] };
     let of = |group: Group| {
         let pages = TABLE.iter().chain(of_demo).filter(|page| may(page.scope)).filter_map(|page| {

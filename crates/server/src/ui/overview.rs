@@ -80,11 +80,6 @@ pub async fn page(
     let attention = attention(&app, &visitor, &kpis, &all).await?;
     let (bars, rows) = throughput(&app, &visitor, range).await?;
     let title = format!("Delivered, captured and parked deliveries, {}.", range.bar_words);
-    let store = visitor.store(&app);
-    let providers = match visitor.caller.whose() {
-        Some(tenant) => store.providers_of(tenant).await?,
-        None => store.providers().await?,
-    };
     let content = context! {
         nothing_is_sent => go_live::nothing_is_sent(&providers),
         may_go_live => visitor.may(Scope::Ops),

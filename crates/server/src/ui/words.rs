@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::chart;
 use super::frame::with_tenant;
 use crate::html::escape;
+pub use crate::html::sentence_case;
 
 /// Adds the filters and functions to the engine of the templates.
 pub fn add_to(engine: &mut Environment<'_>) {
@@ -89,13 +90,6 @@ pub fn pill(state: &str) -> String {
         tint(state),
         escape(&word)
     )
-}
-
-/// A name such as `outcome_unknown` as words.
-pub fn sentence_case(name: &str) -> String {
-    let words = name.replace('_', " ");
-    let mut chars = words.chars();
-    chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
 }
 
 /// A number with separators.

@@ -48,7 +48,7 @@ impl Lane {
             "held" if self.is_tripped => (
                 "warn",
                 "Breaker open",
-                "The provider failed several times in a row. It is probed by itself; `providers resume` ends the wait.",
+                "The provider failed several times in a row. It is probed by itself; a resume of the provider ends the wait.",
             ),
             "held" => ("warn", "Lane held", "The provider asked to wait; it goes on by itself."),
             _ => return None,

@@ -87,7 +87,7 @@ fn c14_what_may_have_arrived_is_only_retried_by_filter_with_the_box() {
         &question,
         &["Retry 5 deliveries?", "although they may have arrived", "name=\"unclear\" value=\"yes\" required"],
     );
-    let again = person.answer(retry, &question, &[("pace", "1")]).expect(200).text();
+    let again = person.answer(retry, &question, &[("pace", "1")]).expect(422).text();
     has(&again, &["Tick the box to retry them.", "Retry 5 deliveries?", "<option value=\"1\" selected>"]);
     assert_eq!(person.jobs(), Vec::<Value>::new());
     let _ = person.answer(retry, &again, &[("unclear", "yes")]).expect(303);
@@ -118,11 +118,11 @@ fn b12_a_job_concerns_what_the_question_counted() {
     for as_of in ["", "soon", "2020-01-01T00:00:00Z", "2999-01-01T00:00:00Z"] {
         let fields =
             [("all", "yes"), ("filter", "state=parked"), ("confirmed", "yes"), ("as_of", as_of), ("shown", "3")];
-        has(&person.post(retry, &fields).expect(200).text(), &["They were counted again.", "Retry 5 deliveries?"]);
+        has(&person.post(retry, &fields).expect(422).text(), &["They were counted again.", "Retry 5 deliveries?"]);
     }
     let fields = [("all", "yes"), ("filter", "state=parked"), ("confirmed", "yes"), ("shown", "1")];
     let now = hidden(&person.ask(retry, "state=parked"), "as_of");
-    let more = person.post(retry, &[&fields[..], &[("as_of", now.as_str())]].concat()).expect(200).text();
+    let more = person.post(retry, &[&fields[..], &[("as_of", now.as_str())]].concat()).expect(422).text();
     has(&more, &["More deliveries match than were shown."]);
     assert_eq!(person.jobs().len(), 1);
 }
@@ -135,7 +135,7 @@ fn an_act_on_all_tenants_says_so_and_needs_the_number() {
     app.create_tenant("north");
     let question = ops.ask(retry, "state=parked");
     has(&question, &["the deliveries of all tenants", "Type 3 to confirm"]);
-    let refused = ops.answer(retry, &question, &[("typed", "4")]).expect(200).text();
+    let refused = ops.answer(retry, &question, &[("typed", "4")]).expect(422).text();
     has(&refused, &["The number is not the one above."]);
     assert_eq!(ops.jobs(), Vec::<Value>::new());
     let _ = ops.answer(retry, &refused, &[("typed", "3")]).expect(303);
