@@ -42,6 +42,12 @@ fn draft(world: &World, service: &HttpServer) -> ProviderDraft {
     ProviderDraft { channel: "email".into(), breaker_cool_down_s: 100, ..world.draft("hooks", "webhook", settings) }
 }
 
+/// Whether this is the reason of a breaker that tripped after five failures. It names ten if the tenth failure came before
+/// the hold was written.
+fn is_reason(why: &str) -> bool {
+    [5, 10].map(|count| format!("{count} sends in a row failed, the last one with http_503")).contains(&why.to_owned())
+}
+
 async fn provider(world: &World) -> Provider {
     world.store.provider(world.tenant, "hooks").await.unwrap().unwrap()
 }
@@ -99,7 +105,7 @@ on_both! {
         let held = provider(&world).await;
         assert_eq!((held.trips, held.paused.is_none()), (1, true));
         let why = held.hold_reason.clone().unwrap();
-        assert_eq!(why, "5 sends in a row failed, the last one with http_503");
+        assert!(is_reason(&why), "{why}");
         let shut = world.store.count_closed(Some(world.tenant)).await.unwrap();
         assert_eq!((shut.lanes_held, shut.lanes_tripped), (1, 1));
         let waits = world.delivery(waiting[0].0.parse::<postcommit_channel::model::DeliveryId>().unwrap().notification).await.waits_for.unwrap();
@@ -271,7 +277,8 @@ on_both! {
         let first = bad_requests();
         assert!((5..=5 + 7).contains(&first), "{first}");
         let host = world.store.closed_hosts(None, Some(lane), 10).await.unwrap().remove(0);
-        assert_eq!((host.host.clone(), host.hold_reason.unwrap().as_str()), (bad.to_string(), "5 sends in a row failed, the last one with http_503"));
+        let why = host.hold_reason.unwrap();
+        assert!(host.host == bad.to_string() && is_reason(&why), "{}: {why}", host.host);
         assert_eq!((provider(&world).await.trips, provider(&world).await.held_until), (0, None), "the lane is open");
         let shut = world.store.count_closed(None).await.unwrap();
         assert_eq!((shut.lanes_tripped, shut.hosts_tripped, shut.hosts_held), (0, 1, 1));
