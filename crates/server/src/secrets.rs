@@ -4,6 +4,8 @@
 //! both. The fingerprint in the database says which of them encrypts. Every step can be repeated, so a rotation that
 //! was interrupted goes on with the next call.
 
+use std::fs::File;
+
 use postcommit_channel::secret::{Fingerprint, KeySource, Keyring, SecretError};
 use postcommit_engine::db::DbError;
 use postcommit_engine::store::{Sealed, Store};
@@ -89,8 +91,14 @@ impl Rotation<'_> {
     /// Adds a new key to the key file, unless there is a second one already. Secrets are still encrypted with the old
     /// one. Returns false if there was a second key already.
     pub async fn begin(&self) -> Result<bool, RotationError> {
-        let _locked = self.keys.lock()?;
+        let _locked = self.lock().await?;
         self.add_key().await
+    }
+
+    /// Locks the key file, which exists as soon as a provider has secrets.
+    async fn lock(&self) -> Result<Option<File>, RotationError> {
+        self.known().await?;
+        Ok(self.keys.lock()?)
     }
 
     async fn add_key(&self) -> Result<bool, RotationError> {
@@ -111,7 +119,7 @@ impl Rotation<'_> {
     /// Encrypts all secrets with the new key and removes the old key from the key file.
     pub async fn rotate(&self) -> Result<Count, RotationError> {
         // Two rotations would each add a key of their own, and one of the two would be lost.
-        let _locked = self.keys.lock()?;
+        let _locked = self.lock().await?;
         self.add_key().await?;
         let (known, ring) = (self.known().await?, self.keys.existing()?);
         // The new key is the second one. A rotation that was interrupted has already made it the installation's key.
