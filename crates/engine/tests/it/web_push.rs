@@ -45,19 +45,26 @@ on_both! {
         assert_eq!(world.attempts(id).await[0].provider_ref.as_deref(), Some("m-1"));
     }
 
-    async fn a_subscription_that_is_gone_ends_alone_and_a_refused_key_pauses_one_host(world) {
-        let server = HttpServer::start(|request| Reply::status(if request.path == "/gone" { 410 } else { 403 }));
+    async fn a_bad_subscription_ends_alone_and_a_refused_signature_pauses_one_host(world) {
+        let server = HttpServer::start(|request| Reply::status(match request.path.as_str() {
+            "/gone" => 410,
+            "/of-another-key" => 403,
+            _ => 401,
+        }));
         provider(&world).await;
         let other = server.one_more();
         let to = |endpoint: String| json!({"recipients": [{"web_push": subscription(&endpoint)}]});
         let gone = world.enqueue("booking.confirmed", to(server.url("/gone"))).await;
+        let foreign = world.enqueue("booking.confirmed", to(server.url("/of-another-key"))).await;
         let refused = world.enqueue("booking.confirmed", to(format!("http://{other}/x"))).await;
         world.pass().await;
-        let row = world.delivery(gone).await;
-        assert_eq!((row.state.as_str(), row.error_code.as_deref()), ("parked", Some("http_410")));
-        assert_eq!(world.attempts(gone).await[0].error_class.as_deref(), Some("invalid_address"));
-        assert_eq!(world.delivery(refused).await.error_code.as_deref(), Some("http_403"));
-        // Only the host that refused the key is paused.
+        for (id, code, class) in [(gone, "http_410", "invalid_address"), (foreign, "http_403", "config")] {
+            let row = world.delivery(id).await;
+            assert_eq!((row.state.as_str(), row.error_code.as_deref()), ("parked", Some(code)));
+            assert_eq!(world.attempts(id).await[0].error_class.as_deref(), Some(class));
+        }
+        assert_eq!(world.delivery(refused).await.error_code.as_deref(), Some("http_401"));
+        // Only the host that refused our signature is paused.
         let closed = world.store.closed_hosts(None, None, 10).await.unwrap();
         assert_eq!(closed.iter().map(|host| host.host.as_str()).collect::<Vec<_>>(), [other.to_string()]);
         let again = world.enqueue("booking.confirmed", to(server.url("/gone"))).await;
