@@ -71,7 +71,7 @@ impl Obstacles {
         };
         let held = || held_until.filter(|until| *until > self.now);
         let hold = || {
-            let until = held()?;
+            let until = full_second(held()?);
             Some(match hold_reason {
                 Some(why) => format!("its provider, which is held until {until}: {why}"),
                 None => format!("its provider, which asked to wait until {until}"),
@@ -83,6 +83,7 @@ impl Obstacles {
 
 /// Returns words that say until when a delivery waits that is not due yet.
 fn until(row: &DeliveryRow, next: Timestamp) -> String {
+    let next = full_second(next);
     let host = row.last_error.as_deref().and_then(|text| text.strip_prefix(&waits_for("")));
     match (row.error_code.as_deref(), host, &row.quiet_until) {
         (Some(HOST_HELD), Some(host), _) => format!("the host {host}, which is held until {next}"),
@@ -91,6 +92,13 @@ fn until(row: &DeliveryRow, next: Timestamp) -> String {
         _ if row.state == "pending" => format!("its due time, {next}"),
         _ => format!("its next attempt, at {next}"),
     }
+}
+
+/// Returns the next full second. People wait for seconds, and the digits after them hide the time.
+fn full_second(at: Timestamp) -> Timestamp {
+    const SECOND: i64 = 1_000_000;
+    let seconds = at.as_micros().div_euclid(SECOND) + i64::from(at.as_micros().rem_euclid(SECOND) > 0);
+    Timestamp::from_micros(seconds.saturating_mul(SECOND))
 }
 
 impl Store {
