@@ -71,6 +71,22 @@ impl Token {
         Hash(Sha256::digest(self.0).into())
     }
 
+    /// The token under a random pad, so that no two pages contain the same text. A compressed page that shows a text of
+    /// a stranger would otherwise tell by its length whether that text resembles the token.
+    #[must_use]
+    pub fn masked(&self) -> Secret {
+        let pad: [u8; 32] = random();
+        Secret(URL_SAFE_NO_PAD.encode([pad, xor(pad, self.0)].concat()))
+    }
+
+    /// Parses the output of [`Token::masked`]. Returns `None` for any other string.
+    #[must_use]
+    pub fn unmasked(text: &str) -> Option<Self> {
+        let bytes: [u8; 64] = URL_SAFE_NO_PAD.decode(text).ok()?.try_into().ok()?;
+        let (pad, hidden) = bytes.split_first_chunk()?;
+        Some(Self(xor(*pad, hidden.try_into().ok()?)))
+    }
+
     /// Derives another token from this one. This token cannot be computed from the derived one.
     #[must_use]
     pub fn derive(&self, purpose: &str) -> Self {
@@ -88,6 +104,10 @@ impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(…)")
     }
+}
+
+fn xor(pad: [u8; 32], other: [u8; 32]) -> [u8; 32] {
+    std::array::from_fn(|at| pad[at] ^ other[at])
 }
 
 /// The SHA-256 of a [`Token`].
@@ -415,6 +435,21 @@ mod tests {
         assert!(ring.open(&sealed, 1, "other").is_err());
         assert!(keyring().open(&sealed, 1, "hooks").is_err());
         assert!(ring.open(b"short", 1, "hooks").is_err());
+    }
+
+    #[test]
+    fn a_masked_token_differs_every_time_and_is_the_same_token() {
+        let token = Token::new();
+        let (first, second) = (token.masked(), token.masked());
+        assert_ne!(first, second);
+        for masked in [&first, &second] {
+            let same = Token::unmasked(masked.reveal()).unwrap();
+            assert!(token.hash().is_of(&same));
+            assert!(Token::parse(masked.reveal()).is_none());
+        }
+        for other in ["", "nonsense", token.text().reveal(), &format!("{}A", first.reveal())] {
+            assert!(Token::unmasked(other).is_none(), "{other:?}");
+        }
     }
 
     #[test]

@@ -82,7 +82,7 @@ pub use numbers::rollups::{
     CHANNELS, GroupBy, KpiSeries, LINES, OTHER, SITES, SLOTS, SeriesLine, SlotLength, TimeRange,
 };
 pub use people::keys::{KEY_NAME_CHARS, Key, KeyDraft, KeyError, KeyFilter, NewKey};
-pub use people::sessions::{Login, NewSession, SESSION_DAYS, Session, SessionRow, csrf_token};
+pub use people::sessions::{Login, NewSession, SESSION_DAYS, Session, SessionRow, csrf_token, masked_csrf_token};
 pub use preferences::{PREFERENCES, PreferenceDraft, PreferenceRow};
 pub use providers::ProviderChanges;
 pub use queue::claim::{Claim, Lease, Want};

@@ -40,6 +40,8 @@ use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{MethodRouter, get, post};
 use postcommit_channel::model::Scope;
+use tower_http::CompressionLevel;
+use tower_http::compression::CompressionLayer;
 
 use crate::app::AppState;
 use crate::problem::{Problem, ProblemKind, ProblemPage};
@@ -206,7 +208,8 @@ pub fn router(app: &AppState) -> Router<AppState> {
         let gate = from_fn_with_state((app.clone(), page.scope), frame::admit);
         router.route(page.path, page.answer.layer(gate))
     });
-    all.method_not_allowed_fallback(method_not_allowed).merge(assets::router())
+    let compressed = CompressionLayer::new().gzip(true).quality(CompressionLevel::Fastest);
+    all.method_not_allowed_fallback(method_not_allowed).merge(assets::router()).layer(compressed)
 }
 
 async fn method_not_allowed() -> ProblemPage {

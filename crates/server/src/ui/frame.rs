@@ -11,7 +11,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Value, context};
 use postcommit_channel::clock;
 use postcommit_channel::model::Scope;
-use postcommit_engine::store::{Store, csrf_token};
+use postcommit_engine::store::{Store, masked_csrf_token};
 use serde::{Deserialize, Serialize};
 
 use super::acts::{Done, see};
@@ -35,7 +35,7 @@ const THEMES: [(&str, &str); 3] = [("auto", "Auto"), ("light", "Light"), ("dark"
 #[derive(Clone)]
 pub struct Visitor {
     pub caller: Caller,
-    /// The CSRF token that forms send back. Empty for a key, which needs none.
+    /// The CSRF token that forms send back, masked for this answer. Empty for a key, which needs none.
     csrf: String,
     theme: &'static str,
     /// The path of the request, which the navigation marks.
@@ -101,7 +101,7 @@ impl Visitor {
     fn of(parts: &Parts, caller: Caller) -> Self {
         let session = auth::cookie(&parts.headers).filter(|_| !by_key(&parts.headers));
         // The token is revealed here to the page whose forms must send it.
-        let csrf = session.and_then(csrf_token).map(|token| token.reveal().to_owned()).unwrap_or_default();
+        let csrf = session.and_then(masked_csrf_token).map(|token| token.reveal().to_owned()).unwrap_or_default();
         let chosen_tenant = caller.chose().then(|| caller.tenant_name().to_owned());
         let path = parts.uri.path().to_owned();
         let pattern = parts.extensions.get::<MatchedPath>().map_or(path.as_str(), MatchedPath::as_str);

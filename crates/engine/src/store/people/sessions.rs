@@ -66,15 +66,20 @@ pub struct SessionRow {
 }
 
 impl Session {
-    /// Returns whether this is the session's CSRF token.
+    /// Returns whether this is the session's CSRF token, as it is or masked.
     pub fn accepts_csrf(&self, given: &str) -> bool {
-        Token::parse(given).is_some_and(|token| self.csrf.is_of(&token))
+        Token::parse(given).or_else(|| Token::unmasked(given)).is_some_and(|token| self.csrf.is_of(&token))
     }
 }
 
 /// Derives a session's CSRF token from the token in its cookie. Returns `None` if `session` is not a token.
 pub fn csrf_token(session: &str) -> Option<Secret> {
     Token::parse(session).map(|token| token.derive("csrf").text())
+}
+
+/// Derives the CSRF token as [`csrf_token`] does, masked anew by each call: for pages, which are sent compressed.
+pub fn masked_csrf_token(session: &str) -> Option<Secret> {
+    Token::parse(session).map(|token| token.derive("csrf").masked())
 }
 
 /// The condition that the key of a session or link is valid, or that the row depends on no key.

@@ -1,6 +1,6 @@
 //! Signing in with a link: what the browser is given, and what another site can make it do.
 
-use postcommit_testkit::{HttpClient, HttpResponse};
+use postcommit_testkit::{HttpClient, HttpResponse, forged};
 use serde_json::{Value, json};
 
 use super::app::{App, items, refused, text};
@@ -70,6 +70,17 @@ on_both! {
         let _ = form(&browser, &format!("csrf_token={csrf}")).expect(200);
         let _ = form(&browser, &format!("other=1&csrf_token={csrf}")).expect(200);
         let _ = form(&header(&csrf), "").expect(200);
+        // A page has the token under a pad that differs from page to page. Without the pad it is the same token.
+        let masked = || {
+            let page = browser.get("/glossary").expect(200).text();
+            page.split("name=\"csrf_token\" value=\"").nth(1).unwrap().split('"').next().unwrap().to_owned()
+        };
+        let (first, second) = (masked(), masked());
+        assert!(first != second && first != csrf, "{first} {second}");
+        for token in [&first, &second] {
+            let _ = form(&browser, &format!("csrf_token={token}")).expect(200);
+        }
+        refused(form(&browser, &format!("csrf_token={}", forged(&first))), 403, None);
         // Another site's page cannot use a token even if it had one.
         refused(form(&browser.clone().with("Origin", "https://evil.example"), &format!("csrf_token={csrf}")), 403, None);
         // Reading needs no token, and a key needs none at all.

@@ -1,5 +1,7 @@
 //! Signing in and out, themes, tenants, and what a person may not do.
 
+use std::io::Read;
+
 use super::desk::{Desk, login_token, session};
 use crate::api::{App, on_both};
 use crate::installation::Kind;
@@ -98,6 +100,38 @@ fn a_post_from_another_site_is_refused_and_no_site_may_frame_a_page() {
         assert_eq!(app.nobody().get(&other).expect(200).header("cache-control"), Some("no-cache"));
     }
     assert_eq!(app.nobody().get("/assets/0/secret").status, 404);
+}
+
+/// What a browser with an empty cache loads for its first page.
+#[test]
+fn the_first_load_of_a_page_has_at_most_25_kilobytes() {
+    let desk = Desk::new(Kind::Sqlite);
+    desk.app.create_capture("default", "catcher", "bad");
+    for n in 0..60 {
+        desk.enqueue(if n % 4 == 0 { "bad" } else { "good" }, &format!("Booking {n} of guest {} confirmed", n * 7919));
+    }
+    desk.app.pass();
+    let (reader, _) = session(&desk.app, "default", "admin");
+    let compressed = reader.clone().with("Accept-Encoding", "gzip");
+    let load = |path: &str| {
+        let answer = compressed.get(path).expect(200);
+        assert_eq!(answer.header("content-encoding"), Some("gzip"), "{path}");
+        let mut plain = String::new();
+        flate2::read::GzDecoder::new(&answer.body[..]).read_to_string(&mut plain).unwrap();
+        (answer.body.len(), plain)
+    };
+    for path in ["/", "/notifications", "/providers"] {
+        let (page, html) = load(path);
+        let files: Vec<_> = html.split('"').filter(|part| part.starts_with("/assets/")).collect();
+        assert!(files.len() >= 2 && html.trim_end().ends_with("</html>"), "{files:?}");
+        let of_files: Vec<usize> = files.iter().map(|file| load(file).0).collect();
+        let all = page + of_files.iter().sum::<usize>();
+        assert!(all <= 25_000, "{path}: {page} bytes and {of_files:?} of {files:?}");
+    }
+    // A client that does not ask for gzip gets plain text.
+    let plain = reader.get("/notifications").expect(200);
+    assert!(plain.header("content-encoding").is_none() && plain.text().starts_with("<!doctype html>"));
+    assert_eq!(plain.header("vary"), Some("accept-encoding"));
 }
 
 #[test]
