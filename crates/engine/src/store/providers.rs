@@ -1,11 +1,12 @@
 //! Providers: the configured accounts, and the state of their lanes.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use postcommit::Timestamp;
 use postcommit_channel::model::{
-    BREAKER_COOL_DOWN_S, BREAKER_FAILURES, FAILOVER_AFTER_S, Guarantee, PROVIDERS, Policy, Provider, ProviderChange,
-    ProviderDraft, TIMEOUT_MS,
+    BREAKER_COOL_DOWN_S, BREAKER_FAILURES, Bucket, FAILOVER_AFTER_S, Guarantee, PROVIDERS, Policy, Provider,
+    ProviderChange, ProviderDraft, TIMEOUT_MS,
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -76,6 +77,22 @@ fn insert() -> String {
 }
 
 impl Store {
+    /// Reads how many permits of their rate limits are in use, by lane, of at most 1,000 lanes. A lane without a limit
+    /// is left out.
+    pub async fn permits_in_use(&self, tenant: Option<i32>) -> Result<BTreeMap<i32, Bucket>, DbError> {
+        let of_tenant = if tenant.is_some() { " AND p.tenant = $1" } else { "" };
+        let sql = format!(
+            "SELECT r.lane, r.used, r.as_of
+             FROM postcommit.lane_rate r
+             JOIN postcommit.provider p ON p.id = r.lane
+             WHERE p.rate_per_s IS NOT NULL{of_tenant}
+             LIMIT 1000"
+        );
+        let rows = self.db.query(&sql, tenant.map(Value::from).into_iter().collect()).await?;
+        let bucket = |row: &Row| Ok((row.get::<i32>(0)?, Bucket { used: row.get(1)?, as_of: row.get(2)? }));
+        rows.iter().map(bucket).collect()
+    }
+
     /// Reads all providers of all tenants.
     pub async fn providers(&self) -> Result<Vec<Provider>, DbError> {
         let sql = format!("SELECT {COLUMNS} FROM postcommit.provider ORDER BY tenant, id");

@@ -6,11 +6,13 @@ mod bars;
 mod histogram;
 mod number;
 mod scale;
+mod spark;
 
 pub use bars::{Bar, bars};
 pub use histogram::histogram;
 pub use number::{duration, exact, grouped, plain, ratio, spread, told_apart, value, with_unit};
 pub use scale::Scale;
+pub use spark::spark;
 
 use crate::html::escape;
 

@@ -2,6 +2,7 @@
 
 pub mod lanes;
 pub mod latency;
+mod sites;
 
 use std::time::Duration;
 
@@ -20,8 +21,9 @@ use super::words::{day, grouped, shown, span, time};
 use crate::app::{App, AppState};
 use crate::go_live;
 use crate::problem::{Problem, ProblemPage};
-use lanes::{LANES, Lane, lanes};
+use lanes::{LANES, Lane, Permits, lanes};
 use latency::Latencies;
+use sites::sites;
 
 /// A period that the page can show: its name, its words, its length in minutes, and the minutes of one bar.
 struct Range {
@@ -74,11 +76,15 @@ pub async fn page(
     };
     let latencies = Latencies::of(&app.tallies.latencies(&app, &visitor.caller, &providers).await?);
     let tenants = if visitor.sees_all() { store.tenants().await? } else { Default::default() };
-    let mut all = lanes(&providers, &tenants, &kpis, &latencies);
+    let permits = Permits { in_use: store.permits_in_use(visitor.caller.whose()).await?, now: store.now().await? };
+    let mut all = lanes(&providers, &tenants, &kpis, &latencies, &permits);
     let more_lanes = all.len().saturating_sub(LANES);
     all.truncate(LANES);
     let attention = attention(&app, &visitor, &kpis, &all).await?;
-    let (bars, rows) = throughput(&app, &visitor, range).await?;
+    let span = span_of(range, permits.now)?;
+    let (bars, rows) = throughput(&app, &visitor, range, span).await?;
+    let by_site = store.series(visitor.caller.whose(), span, GroupBy::Site).await?;
+    let (sites, more_sites) = sites(&visitor, &by_site, range.per_bar, range.bar_words);
     let title = format!("Delivered, captured and parked deliveries, {}.", range.bar_words);
     let content = context! {
         nothing_is_sent => go_live::nothing_is_sent(&providers),
@@ -93,6 +99,8 @@ pub async fn page(
         latency => latencies.shown(),
         lanes => shown(all),
         more_lanes,
+        sites => shown(sites),
+        more_sites,
     };
     visitor.page(&app, "overview.html", "Overview", content).await
 }
@@ -208,21 +216,25 @@ async fn attention(app: &App, visitor: &Visitor, kpis: &Kpis, lanes: &[Lane]) ->
     Ok(all)
 }
 
-/// The bars of the chart, and the same numbers as rows.
-async fn throughput(
-    app: &App,
-    visitor: &Visitor,
-    range: &Range,
-) -> Result<(Vec<Bar>, Vec<(String, [i64; 3])>), Problem> {
-    let store = visitor.store(app);
-    let now = store.now().await?;
-    // The range ends with the bar that is not full yet, so that all bars begin at a full hour or half hour.
+/// The minutes of a period. It ends with the bar that is not full yet, so that all bars begin at a full hour or half
+/// hour.
+fn span_of(range: &Range, now: Timestamp) -> Result<TimeRange, Problem> {
     let per_bar = i64::try_from(range.per_bar).unwrap_or(1) * 60_000_000;
     let until = now.as_micros() - now.as_micros().rem_euclid(per_bar) + per_bar;
     let minutes = i64::try_from(range.minutes).unwrap_or(0) * 60_000_000;
     let span =
         TimeRange::new(SlotLength::Minute, Timestamp::from_micros(until - minutes), Timestamp::from_micros(until));
-    let span = span.map_err(|problem| Problem::invalid("range", problem))?;
+    span.map_err(|problem| Problem::invalid("range", problem))
+}
+
+/// The bars of the chart, and the same numbers as rows.
+async fn throughput(
+    app: &App,
+    visitor: &Visitor,
+    range: &Range,
+    span: TimeRange,
+) -> Result<(Vec<Bar>, Vec<(String, [i64; 3])>), Problem> {
+    let store = visitor.store(app);
     let series = store.series(visitor.caller.whose(), span, GroupBy::State).await?;
     let count = series.slots.len() / range.per_bar;
     let mut rows = Vec::with_capacity(count);

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use postcommit::Timestamp;
 use postcommit_channel::clock;
-use postcommit_channel::model::Provider;
+use postcommit_channel::model::{Bucket, Provider};
 use postcommit_engine::store::{KpiGroup, Kpis};
 use serde::Serialize;
 
@@ -21,8 +22,10 @@ pub struct Lane {
     name: String,
     channel: String,
     tenant: Option<String>,
-    /// Why the lane is closed.
+    /// Why the lane is closed, or that its breaker probes.
     closed: Option<&'static str>,
+    /// How much of the rate limit is free now.
+    rate: Option<String>,
     /// Whether our breaker holds it, and not the provider.
     is_tripped: bool,
     reason: String,
@@ -59,15 +62,38 @@ impl Lane {
     }
 }
 
+/// The permits that are in use of the lanes with a rate limit.
+pub struct Permits {
+    pub in_use: BTreeMap<i32, Bucket>,
+    /// The database's time, from which permits are counted.
+    pub now: Timestamp,
+}
+
+impl Permits {
+    /// How much of the provider's rate limit is free.
+    fn free(&self, provider: &Provider) -> Option<String> {
+        let (rate, bucket) = (provider.rate()?, *self.in_use.get(&provider.id)?);
+        let free = rate.permits(rate.refill(bucket, self.now), rate.burst);
+        Some(format!("rate: {} of {} free", grouped(free.into()), grouped(rate.burst.into())))
+    }
+}
+
 /// The lanes of these providers.
-pub fn lanes(providers: &[Provider], tenants: &BTreeMap<i32, String>, kpis: &Kpis, latencies: &Latencies) -> Vec<Lane> {
+pub fn lanes(
+    providers: &[Provider],
+    tenants: &BTreeMap<i32, String>,
+    kpis: &Kpis,
+    latencies: &Latencies,
+    permits: &Permits,
+) -> Vec<Lane> {
     let mut all: Vec<(i64, Lane)> = Vec::with_capacity(providers.len());
     for provider in providers {
         let tenant = tenants.get(&provider.tenant).cloned();
         let group = kpis.groups.iter().find(|group| group.label == provider.name && group.tenant == tenant);
         let busy = group.map_or(0, |group| group.kpi.delivered + group.kpi.captured + group.kpi.queue.total);
         let median = latencies.median_of(provider.tenant, &provider.name);
-        all.push((busy, lane(provider, tenant.filter(|_| tenants.len() > 1), group, median)));
+        let lane = lane(provider, tenant.filter(|_| tenants.len() > 1), group, median);
+        all.push((busy, Lane { rate: permits.free(provider), ..lane }));
     }
     all.sort_by_key(|(busy, lane)| (rank(lane.closed), std::cmp::Reverse(*busy)));
     all.into_iter().map(|(_, lane)| lane).collect()
@@ -78,8 +104,9 @@ fn rank(closed: Option<&str>) -> u8 {
     match closed {
         Some("paused") => 0,
         Some("held") => 1,
-        Some("disabled") => 3,
-        _ => 2,
+        Some("probing") => 2,
+        Some("disabled") => 4,
+        _ => 3,
     }
 }
 
@@ -94,6 +121,7 @@ fn lane(provider: &Provider, tenant: Option<String>, group: Option<&KpiGroup>, m
             let breaker = provider.hold_reason.as_ref().map(|reason| format!("breaker open: {reason}"));
             (Some("held"), dotted([breaker, Some(goes_on)]))
         }
+        (None, None) if provider.is_tripped() => (Some("probing"), String::new()),
         (None, None) => (None, String::new()),
     };
     let name: String = form_urlencoded::byte_serialize(provider.name.as_bytes()).collect();
@@ -103,6 +131,7 @@ fn lane(provider: &Provider, tenant: Option<String>, group: Option<&KpiGroup>, m
         page: with_tenant(&format!("/providers/{}", segment(&provider.name)), tenant.as_deref()),
         tenant,
         closed,
+        rate: None,
         is_tripped: held.is_some() && provider.hold_reason.is_some(),
         reason,
         success: success(group),

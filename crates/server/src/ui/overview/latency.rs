@@ -73,7 +73,7 @@ fn classes(took: &[i32]) -> Vec<(String, u64)> {
 /// `120 ms`, `1.2 s`.
 pub fn in_words(ms: i32) -> String {
     if ms < 1 {
-        "under 1 ms".into()
+        "< 1 ms".into()
     } else if ms < 1000 {
         format!("{ms} ms")
     } else {
