@@ -97,6 +97,7 @@ pub const PAGES: &[Embedded] = &[
     embedded!("pages", "entity.html"),
     embedded!("pages", "resend.html"),
     embedded!("pages", "captured.html"),
+    embedded!("pages", "blocks.html"),
     embedded!("pages", "content.html"),
 ];
 

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::frame::Visitor;
 use super::notification::as_sent;
+use super::templates::look::blocks;
 use super::words::shown;
 use crate::app::AppState;
 use crate::problem::{Problem, ProblemPage};
@@ -108,6 +109,7 @@ pub async fn page(
         chosen => shown(chosen),
         sent => shown(sent),
         data => sent.and_then(|sent| serde_json::to_string_pretty(sent.data.as_ref()?).ok()),
+        blocks => shown(blocks(sent.and_then(|sent| sent.data.as_ref()))),
         not_rendered => content.as_ref().and_then(|content| Some(content.as_ref().err()?.to_string())),
         payload => (),
         id => chosen.map(|row| row.notification_id.to_string()),

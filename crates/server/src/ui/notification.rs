@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use super::frame::{Visitor, with_tenant};
 use super::notifications::row::why;
+use super::templates::look::blocks;
 use super::words::shown;
 use super::{entities, glossary};
 use crate::app::{App, AppState};
@@ -88,6 +89,7 @@ pub async fn page(
         steps => shown(steps),
         sent => shown(sent.as_ref().ok()),
         data => sent.as_ref().ok().and_then(|sent| serde_json::to_string_pretty(sent.data.as_ref()?).ok()),
+        blocks => shown(blocks(sent.as_ref().ok().and_then(|sent| sent.data.as_ref()))),
         not_rendered => sent.as_ref().err().map(ToString::to_string),
         payload => payload::beginning(note.payload.get()),
         note => shown(Related::of(&visitor, &note, &chosen)),

@@ -4,7 +4,7 @@
 mod difference;
 mod draft;
 pub mod editor;
-mod look;
+pub mod look;
 pub mod trial;
 pub mod versions;
 

@@ -2,6 +2,8 @@
 
 use serde_json::json;
 
+use postcommit_testkit::{HttpServer, Reply};
+
 use super::desk::{Desk, HOSTILE, session};
 use crate::api::App;
 use crate::installation::Kind;
@@ -159,7 +161,7 @@ fn the_page_of_a_list_counts_all_and_shows_what_is_parked_first() {
 }
 
 #[test]
-fn d8_the_mail_is_shown_as_sent_and_can_do_nothing() {
+fn the_mail_is_shown_as_sent_and_can_do_nothing() {
     let desk = Desk::new(Kind::Sqlite);
     desk.app.create_capture("default", "catcher", "bad");
     let html = "<html><body><h1 style=\"color: rgb(1, 2, 3)\">Hello {{ guest }}</h1><script>document.title = 'hurt'</script>\
@@ -219,4 +221,60 @@ fn hostile_text_is_text_on_the_page() {
     desk.until("location.pathname.startsWith('/entities/')");
     assert_eq!(desk.count(".rows tbody tr"), 1);
     desk.is_unhurt();
+}
+
+/// A service that refuses everything with a hostile text: its answer is text on every page that shows failures.
+#[test]
+fn d8_recent_failures_and_states_are_seen_and_a_hostile_answer_is_text() {
+    let desk = Desk::new(Kind::Sqlite);
+    let service = HttpServer::start(|_| Reply::status(400).with_body(HOSTILE));
+    let note = json!({"event_type": "door.opened", "title": "Door", "recipients": [{"webhook": service.url("/hook")}]});
+    let id = desk.app.enqueue(&desk.app.ops(), &note);
+    desk.app.pass();
+    // The state and the failure are in the list, as a group of errors, and among what needs a person.
+    desk.open_until("/notifications", "Errors");
+    assert_eq!(desk.texts(".rows .state"), json!(["Parked"]));
+    let error = desk.text("[aria-label=Errors]");
+    assert!(error.contains("http_400"), "{error}");
+    desk.is_unhurt();
+    for (path, shown) in [
+        ("/parked", "http_400"),
+        ("/providers", "http_400"),
+        ("/providers/hooks", "http_400"),
+        (&*format!("/notifications/{id}"), "the receiver answered 400"),
+    ] {
+        desk.open(path);
+        desk.says(shown);
+        desk.is_unhurt();
+    }
+    let text = desk.browser.run("return document.querySelector('.timeline').textContent");
+    assert!(text.as_str().unwrap().contains("<script>window.hurt = 1</script>"), "{text}");
+    desk.press("Answer");
+    desk.until("document.querySelector('.timeline pre').checkVisibility()");
+    desk.picture("hostile-answer");
+}
+
+#[test]
+fn a_chat_message_is_drawn_as_it_was_sent() {
+    let desk = Desk::new(Kind::Sqlite);
+    desk.app.create_capture("default", "catcher", "bad");
+    let blocks = json!([
+        {"type": "header", "text": {"type": "plain_text", "text": "Pump 7"}},
+        {"type": "section", "text": {"type": "mrkdwn", "text": HOSTILE}},
+        {"type": "actions", "elements": [{"type": "button", "text": {"type": "plain_text", "text": "Open"}}]},
+    ]);
+    let note = json!({
+        "event_type": "hot", "title": "Hot", "channels": ["slack"], "recipients": [{"slack": "https://hooks.example.com/x"}],
+        "data": {"slack": {"blocks": blocks}},
+    });
+    let id = desk.app.enqueue(&desk.app.ops(), &note);
+    desk.app.pass();
+    for path in [format!("/notifications/{id}"), "/captured".into()] {
+        desk.open(&path);
+        assert_eq!(desk.text(".bubble h3"), "Pump 7", "{path}");
+        assert_eq!(desk.text(".bubble .button"), "Open");
+        assert!(desk.text(".bubble .text").contains("<script>window.hurt = 1</script>"));
+        desk.is_unhurt();
+    }
+    desk.picture("slack");
 }
