@@ -100,6 +100,10 @@ const FIRST = 3000;
 let [paused, ended, wait, timer, told, request] = [false, false, FIRST, 0, 0, null];
 const regions = () => [...document.querySelectorAll('[data-live]:not([data-live=off])')];
 const isBusy = (region) => region.contains(document.activeElement) || region.querySelector('details[open]');
+// New rows would push what is read, or what is about to be clicked, out of its place.
+let pointed = -Infinity;
+document.addEventListener('pointermove', ({ target }) => { if (target.closest('#list')) pointed = performance.now(); });
+const isReading = () => performance.now() - pointed < 10000 || document.getElementById('list')?.getBoundingClientRect().top < 0;
 const isWorking = () => chosen() > 0 || String(getSelection()).length > 0 || regions().some(isBusy);
 function state(words) {
   const button = document.getElementById('live');
@@ -147,10 +151,11 @@ function swap(page) {
   if (!menu.contains(document.activeElement)) menu.replaceChildren(...page.querySelector('.side nav').childNodes);
   // Not region.id: in a form, that is its field of this name.
   const pairs = regions().map((region) => [region, page.getElementById(region.getAttribute('id'))]).filter(([, fresh]) => fresh);
-  if (isWorking()) {
-    const rows = (of) => of.flatMap((region) => [...region.querySelectorAll('tr[id]')].map((row) => row.id));
-    const known = new Set(rows(pairs.map(([region]) => region)));
-    told = rows(pairs.map(([, fresh]) => fresh)).filter((id) => !known.has(id)).length;
+  const rows = (of) => of.flatMap((region) => [...region.querySelectorAll('tr[id]')].map((row) => row.id));
+  const known = new Set(rows(pairs.map(([region]) => region)));
+  const added = rows(pairs.map(([, fresh]) => fresh)).filter((id) => !known.has(id)).length;
+  if (isWorking() || (known.size && added && isReading())) {
+    told = added;
     state(told ? `${told} new, show` : 'Live · waiting for you');
     return;
   }

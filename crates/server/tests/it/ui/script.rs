@@ -23,6 +23,17 @@ fn an_open_list_is_live_and_leaves_the_reader_alone() {
     assert_eq!(desk.browser.run("return window.same"), true, "without a reload");
     desk.click("#live");
     desk.until("!window.same && document.querySelectorAll('.rows tbody tr').length === 6");
+    // A reader who scrolled down, and one who points at a row, keeps it under the eye and the pointer.
+    desk.browser.run("document.querySelector('.rows').style.paddingBottom = '4000px'; scrollTo(0, 1000)");
+    desk.enqueue("good", "Booking 5 confirmed");
+    desk.says("1 new, show");
+    assert_eq!(desk.count(".rows tbody tr"), 6);
+    desk.browser.run("scrollTo(0, 0)");
+    desk.until("document.querySelectorAll('.rows tbody tr').length === 7");
+    desk.browser.run("setInterval(() => document.querySelector('.rows a').dispatchEvent(new PointerEvent('pointermove', { bubbles: true })), 100)");
+    desk.enqueue("good", "Booking 6 confirmed");
+    desk.says("1 new, show");
+    assert_eq!(desk.count(".rows tbody tr"), 7);
     desk.click("#live");
     desk.until("document.querySelector('#live').innerText.trim() === 'Paused'");
     // What is heard is not only seen.
