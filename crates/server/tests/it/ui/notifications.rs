@@ -63,6 +63,85 @@ fn e12_filter_retry_and_discard(desk: &Desk) {
     desk.is_unhurt();
 }
 
+/// Everything that matches a filter of two conditions is retried, and a job says how far it is.
+fn retry_by_filter(desk: &Desk) {
+    desk.plant();
+    let mended = json!({"settings": {"fail_on": "permanent=nothing"}}).to_string();
+    let _ = desk.app.ops().send("PATCH", "/v1/providers/catcher?tenant=default", Some(mended.as_bytes())).expect(200);
+    desk.open_until("/notifications?title=invoice&state=parked", "Retry all that match…");
+    desk.press("Retry all that match…");
+    desk.says("Retry 2 deliveries?");
+    desk.press("Retry 2 deliveries");
+    desk.until("location.pathname.startsWith('/jobs/')");
+    let job = desk.path();
+    desk.app.pass();
+    desk.open(&job);
+    desk.says("2 of 2");
+    desk.app.pass();
+    desk.open("/notifications?title=invoice");
+    assert_eq!(rows(desk), ["Invoice 1", "Invoice 2"]);
+    assert_eq!(desk.texts(".rows .state"), json!(["Sent", "Sent"]));
+}
+
+#[test]
+fn b7_what_matches_a_filter_is_retried_and_sent() {
+    retry_by_filter(&Desk::new(Kind::Sqlite));
+}
+
+#[test]
+fn b7_what_matches_a_filter_is_retried_and_sent_without_script() {
+    let desk = Desk::new(Kind::Sqlite);
+    desk.browser.disable_scripts();
+    retry_by_filter(&desk);
+}
+
+#[test]
+fn e11_e12_every_filter_of_the_form_narrows_the_list() {
+    let desk = Desk::new(Kind::Sqlite);
+    desk.app.create_capture("default", "catcher", "bad");
+    let to = |recipient: &serde_json::Value, more: &serde_json::Value| {
+        let mut note = json!({"event_type": "good", "recipients": [recipient]});
+        note.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        desk.app.enqueue(&desk.app.ops(), &note)
+    };
+    let edit = desk.app.client("default", &["edit"]);
+    let _ = edit.post("/v1/lists", &json!({"name": "guests"})).expect(201);
+    let member = json!({"add": [{"kind": "email", "member": "cleo@example.com"}]}).to_string();
+    let _ = edit.send("PATCH", "/v1/lists/guests/members", Some(member.as_bytes())).expect(200);
+    to(&json!({"email": "ada@example.com"}), &json!({"title": "Of a site", "source": {"site": "leh"}}));
+    to(&json!({"phone": "+919876543210"}), &json!({"title": "A text", "channels": ["sms"]}));
+    to(&json!({"list": "guests"}), &json!({"title": "To a list", "channels": ["email"]}));
+    desk.app.pass();
+    let old = to(&json!({"email": "bob@example.com"}), &json!({"title": "An old one"}));
+    let long_ago = "UPDATE postcommit.delivery_queue SET first_due_at = 1000, due_at = 1000";
+    drop(desk.app.installation.rows(&format!("{long_ago} WHERE notification_id = '{old}'")));
+    let filters = [
+        ("site", "leh", "Of a site"),
+        ("channel", "sms", "A text"),
+        ("list", "guests", "To a list"),
+        ("recipient", "+919876543210", "A text"),
+    ];
+    for (field, value, expected) in filters {
+        desk.open("/notifications");
+        desk.press("Filters");
+        desk.fill(&format!("#f-{field}"), value);
+        desk.press("Apply filters");
+        desk.until(&format!("location.search.includes('{field}=')"));
+        assert_eq!(rows(&desk), [expected], "{field}");
+        assert!(desk.count(".chips a") >= 1, "{field} is shown beside the list and can be taken away");
+    }
+    desk.open("/notifications");
+    desk.click("main a[href*='stuck=true']");
+    desk.until("location.search.includes('stuck=true')");
+    assert_eq!(rows(&desk), ["An old one"]);
+    let from = "return new Date(Date.now() + 3600e3).toISOString().slice(0, 19) + 'Z'";
+    let later = desk.browser.run(from).as_str().unwrap().to_owned();
+    for (query, count) in [(format!("from={later}"), 0), (format!("until={later}"), 4)] {
+        desk.open(&format!("/notifications?{query}"));
+        assert_eq!(rows(&desk).len(), count, "{query}");
+    }
+}
+
 on_both! {
     fn e12_a_person_filters_retries_and_discards(kind) {
         e12_filter_retry_and_discard(&Desk::new(kind));
