@@ -256,6 +256,53 @@ fn the_page_of_the_demo_leads_through_the_tour() {
     assert!(!other.ops().get("/").expect(200).text().contains("href=\"/demo\""));
 }
 
+/// The three steps of the README, with a browser alone: one is delivered, everything breaks, and what was parked arrives
+/// after a retry. It takes the pictures of the README (`scripts/pictures`).
+#[test]
+fn the_steps_of_the_readme_lead_from_a_delivery_to_a_recovery() {
+    let demo = Demo::start(&["--seed", "20000"]);
+    let browser = Browser::start(1280, 820);
+    browser.prefer("light");
+    browser.open(&format!("{}/login?token={}", demo.url, demo.token));
+    browser.click("main button");
+    browser.until("location.pathname === '/demo'");
+    browser.click(".side a[href^='/notifications']");
+    browser.until("[...document.querySelectorAll('.rows .state')].some((e) => ['Sent', 'Delivered'].includes(e.innerText.trim()))");
+    // The guest whose mail server puts the first attempt off.
+    let retried = text(&demo.wait_for("state=sent&target=slow.farid@guest.example"), "notification_id");
+    browser.open(&format!("{}/notifications/{retried}", demo.url));
+    browser.until("document.querySelectorAll('.timeline li').length >= 3");
+    picture(&browser, "readme-notification");
+    browser.open(&format!("{}/", demo.url));
+    browser
+        .until("document.querySelectorAll('.plot a').length > 20 && document.querySelectorAll('.sites li').length > 1");
+    picture(&browser, "readme-overview");
+    browser.open(&format!("{}/demo", demo.url));
+    browser.click("form[action$='/demo/break'] button");
+    browser.until("document.body.innerText.includes('Everything fails.')");
+    browser.click(".side a[href^='/parked']");
+    let group = "[...document.querySelectorAll('.group')].find((e) => e.innerText.includes('http_5'))";
+    browser.until(group);
+    browser.open(&format!("{}/demo", demo.url));
+    browser.click("form[action$='/demo/mend'] button");
+    browser.until("!document.body.innerText.includes('Everything fails.')");
+    browser.open(&format!("{}/parked", demo.url));
+    browser.until(group);
+    browser.run(&format!("{group}.querySelector('button.main').setAttribute('data-here', '')"));
+    browser.click("[data-here]");
+    browser.until("document.querySelector('h1').innerText.startsWith('Retry ') && !document.querySelector('#groups')");
+    // An act on all tenants needs its number typed.
+    browser.run("document.querySelector('#typed').value = document.querySelector('[name=shown]').value");
+    browser.click("main form button.main");
+    browser
+        .until("location.pathname.startsWith('/jobs/') && document.querySelector('#progress').dataset.live === 'off'");
+    let done = browser.run("return document.querySelector('#progress .sentence').innerText");
+    assert!(!done.as_str().unwrap().starts_with("0 of"), "{done}");
+    wait_until("what the webhook refused has arrived", || {
+        demo.deliveries("state=parked,pending,retrying,sending&channel=webhook&error_code=http_500").is_empty()
+    });
+}
+
 fn picture(browser: &Browser, name: &str) {
     if let Some(folder) = std::env::var_os("TEST_PICTURES") {
         browser.picture(&std::path::Path::new(&folder).join(format!("ui-{name}.png")));
