@@ -44,8 +44,8 @@ impl ProcessorTime {
     }
 
     fn read(own: &str, all: &str) -> Option<Self> {
-        // The second field is the program's name, which may contain anything. utime and stime are the 12th and 13th
-        // field after it.
+        // The second field is the program's name in parentheses, which may contain spaces and parentheses. So the fields
+        // are counted from the last closing parenthesis: utime is the 12th after it, and stime the 13th.
         let mut own = own.rsplit_once(')')?.1.split_whitespace().skip(11);
         let here = own.next()?.parse::<f64>().ok()? + own.next()?.parse::<f64>().ok()?;
         // user, nice, system, idle, iowait, irq, softirq

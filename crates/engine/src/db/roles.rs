@@ -20,8 +20,9 @@ pub(super) const PUBLIC: &str = include_str!("../../migrations/postgres/public.s
 /// All scripts about roles.
 pub(super) const SCRIPTS: [&str; 4] = [ROLES, ISOLATION, FOREIGN, PUBLIC];
 
-/// Returns whether `migrate --roles` was run. If it was, the schema belongs to an owner's role, which can be the role
-/// of the database from which this one was copied.
+/// Returns whether `migrate --roles` was run. That command makes an owner role the owner of the schema. The name of the
+/// owner role ends with the OID of a database. Any OID is accepted, because the schema of a copied database can still
+/// belong to the owner role of the original database.
 const HAS_ROLES: &str = "SELECT EXISTS (SELECT FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
     WHERE n.nspname = 'postcommit' AND r.rolname ~ '^postcommit_owner_[0-9]+$')";
 

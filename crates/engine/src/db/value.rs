@@ -133,8 +133,12 @@ impl Cells for &tokio_postgres::Row {
 }
 
 pub(super) fn read<T: FromValue>(value: Value, place: usize) -> Result<T, DbError> {
-    T::from_value(value)
-        .ok_or_else(|| DbError::Unreadable(format!("column {place} is not a {}", std::any::type_name::<T>())))
+    T::from_value(value).ok_or_else(|| {
+        DbError::Unreadable(format!(
+            "the value in column {place} of a query's result, counted from 0, cannot be read as {}",
+            std::any::type_name::<T>()
+        ))
+    })
 }
 
 /// A Rust type to which a result value can be converted.

@@ -15,10 +15,12 @@ use crate::store::{KpiSettings, Store};
 
 const DAY: Duration = Duration::from_secs(86_400);
 const HOUR: Duration = Duration::from_secs(3600);
+/// The time between two checks whether a duty is due.
 const LOOK: Duration = Duration::from_secs(60);
 /// The interval of duties that remove what is no longer needed.
 const TIDYING: Duration = Duration::from_secs(600);
-/// The interval of duties that are due at every look: a little shorter than `LOOK`.
+/// The interval of duties that are due at every check. It is a little shorter than `LOOK`, so that a check that comes
+/// slightly early still finds the duty due.
 const EVERY_LOOK: Duration = Duration::from_secs(50);
 
 /// Runs all due duties. Returns descriptions of the work done, for display.

@@ -218,7 +218,8 @@ impl History {
 }
 
 impl Store {
-    /// Makes room for a history. On PostgreSQL its rows get the partitions of their months.
+    /// Prepares the database for a made-up history. On PostgreSQL this creates the monthly partitions for its rows, where
+    /// they do not exist. On SQLite it does nothing.
     pub async fn begin_history(&self, history: &History) -> Result<(), DbError> {
         let Db::Postgres(_) = &self.db else { return Ok(()) };
         let first =

@@ -139,7 +139,8 @@ impl Enqueue {
         }
     }
 
-    /// The fields of the command line, by their names in SQL and HTTP.
+    /// Builds the notification from the options of the command line: the value of each given option as JSON, under the
+    /// name that this field has in SQL and in the HTTP API.
     fn document(&self) -> Result<BTreeMap<&'static str, Box<RawValue>>, Failure> {
         let recipients = self.to.iter().map(|text| recipient(text)).collect::<Result<Vec<_>, _>>()?;
         let text = |name, value: &Option<String>| value.as_ref().map(|value| raw(name, value)).transpose();

@@ -25,8 +25,8 @@ const COMMIT_BYTES: usize = 1024 * 1024;
 const MAX_WAITING: usize = 20_000;
 const MAX_WAITING_BYTES: usize = 64 * COMMIT_BYTES;
 
-/// How long a locked key is remembered. [`MAX_HELD_KEYS`] limits how many are remembered, and [`SEPARATE_COMMITS`] how
-/// many requests with such a key are tried concurrently.
+/// How long this process remembers that another transaction had locked an idempotency key. [`MAX_HELD_KEYS`] limits how
+/// many keys are remembered. [`SEPARATE_COMMITS`] limits how many requests with a remembered key are tried concurrently.
 const HELD_FOR: Duration = Duration::from_secs(10);
 const MAX_HELD_KEYS: usize = 1000;
 const SEPARATE_COMMITS: usize = 2;

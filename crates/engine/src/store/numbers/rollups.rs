@@ -154,7 +154,7 @@ impl TimeRange {
         let from = per.floor(from);
         let length = to.as_micros().saturating_sub(from.as_micros());
         if length <= 0 {
-            return Err("until: must be later than from".into());
+            return Err("until: must be later than the time in `from`".into());
         }
         let slots = usize::try_from(length.saturating_add(per.micros() - 1) / per.micros()).unwrap_or(usize::MAX);
         if slots > SLOTS {

@@ -39,7 +39,7 @@ pub async fn import(format: Format, store: &Store, list: &NameArgs, source: &Sou
     done.print(format)
 }
 
-/// Adds members in one transaction.
+/// Adds members to the list in one transaction, and records the result of each line.
 async fn add_members(
     store: &Store,
     tenant: i32,

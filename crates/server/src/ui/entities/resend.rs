@@ -98,7 +98,8 @@ fn wish(entity: &str, fields: &Fields) -> Result<Resend, Problem> {
         template: text("template"),
         recipient: recipient.transpose()?,
         of: None,
-        // The id of the request makes sure that a form which is posted twice sends once.
+        // The confirmation form contains this id. If the form is posted twice, both posts have the same id, so only one
+        // copy is sent.
         request_id: text("request_id").unwrap_or_else(|| Uuid::now_v7().to_string()),
     })
 }

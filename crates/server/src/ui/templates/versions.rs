@@ -32,7 +32,7 @@ struct Line {
     is_shown: bool,
 }
 
-/// The list of versions, newest first, and the difference between two of them.
+/// The page with the versions of a template, newest first, and the difference between two of them.
 pub async fn page(
     State(app): State<AppState>,
     visitor: Visitor,
