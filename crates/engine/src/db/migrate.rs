@@ -96,9 +96,9 @@ pub const MIGRATIONS: &[Migration] = &[
     },
     Migration {
         version: 11,
-        name: "attempts",
-        postgres: include_str!("../../migrations/postgres/0011_attempts.sql"),
-        sqlite: include_str!("../../migrations/sqlite/0011_attempts.sql"),
+        name: "ledger",
+        postgres: include_str!("../../migrations/postgres/0011_ledger.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0011_ledger.sql"),
     },
 ];
 

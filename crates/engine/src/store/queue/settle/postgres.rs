@@ -89,9 +89,9 @@ pub(in crate::store) static END_POSTGRES: LazyLock<String> = LazyLock::new(|| {
         ), entered AS (
           INSERT INTO postcommit.delivery_ledger
             (tenant, notification_id, n, lane, state, reason, code, error_class, detail, attempts, seq, unclear, captured, provider_ref, sent_at,
-              finished_at, site, {KEPT}, {facts})
+              finished_at, site, recipient_hash, {KEPT}, {facts})
           SELECT tenant, notification_id, n, lane, state, reason, code, error_class, detail, attempts, seq, unclear, captured, provider_ref,
-            CASE WHEN state IN ('sent', 'delivered') THEN now() END, now(), site,
+            CASE WHEN state IN ('sent', 'delivered') THEN now() END, now(), site, hashtext(target),
             CASE WHEN kept THEN at END, CASE WHEN kept THEN sent_by END, CASE WHEN kept THEN outcome END, CASE WHEN kept THEN latency_ms END,
             CASE WHEN kept THEN excerpt END, CASE WHEN kept THEN token END, {facts} FROM ended
         ), counted AS (

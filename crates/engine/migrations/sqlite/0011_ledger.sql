@@ -1,4 +1,4 @@
--- Attempts in the ledger. ../postgres/0011_attempts.sql has the comments.
+-- Attempts in the ledger. ../postgres/0011_ledger.sql has the comments.
 ALTER TABLE postcommit_attempt RENAME TO postcommit_logged_attempt;
 ALTER TABLE postcommit_delivery_ledger ADD COLUMN attempted_at INTEGER;
 ALTER TABLE postcommit_delivery_ledger ADD COLUMN attempted_by TEXT;
