@@ -121,7 +121,7 @@ async fn seed_history(bench: &Bench) -> Result<(), Failure> {
 
 async fn seed_chunk(client: &Client, from: u64, to: u64, all: u64) -> Result<(), Failure> {
     // The ids are UUIDv7, which begin with the time, so that each row goes into the partition of its month. now() is
-    // the same in all three statements.
+    // the same in both statements.
     let rows = format!(
         "SELECT at, i,
            (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || '70008000' || lpad(to_hex(i), 12, '0'))::uuid
@@ -140,10 +140,9 @@ async fn seed_chunk(client: &Client, from: u64, to: u64, all: u64) -> Result<(),
             5, at, at + interval '30 days', at
           FROM ({rows}) h;
         INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, attempts, seq,
-            sent_at, finished_at)
-          SELECT 1, id, 1, 1, 'email', 'guest@example.com', 'sent', 1, 1, at, at FROM ({rows}) h;
-        INSERT INTO postcommit.attempt (tenant, notification_id, n, seq, at, provider, outcome, latency_ms, token)
-          SELECT 1, id, 1, 1, at, 'capture', 'sent', 1, gen_random_uuid() FROM ({rows}) h;
+            sent_at, finished_at, attempted_at, attempted_by, outcome, latency_ms, token)
+          SELECT 1, id, 1, 1, 'email', 'guest@example.com', 'sent', 1, 1, at, at, at, 'capture', 'sent', 1, gen_random_uuid()
+          FROM ({rows}) h;
         COMMIT"
     );
     Ok(client.batch_execute(&sql).await?)

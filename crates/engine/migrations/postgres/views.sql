@@ -6,17 +6,27 @@
 CREATE OR REPLACE VIEW postcommit.asleep WITH (security_invoker = true) AS
   SELECT worker FROM postcommit.idle WHERE until > clock_timestamp();
 
+-- Every attempt: those with a row of their own, and those that a delivery was sent by, which its row of the ledger has.
+CREATE OR REPLACE VIEW postcommit.attempt WITH (security_invoker = true) AS
+  SELECT a.tenant, a.notification_id, a.n, a.seq, a.at, a.provider, a.outcome, a.code, a.detail, a.latency_ms, a.provider_ref,
+    a.excerpt, a.token, a.error_class, a.captured
+  FROM postcommit.logged_attempt a
+  UNION ALL
+  SELECT l.tenant, l.notification_id, l.n, l.seq, l.attempted_at, l.attempted_by, l.outcome, NULL, NULL, l.latency_ms, l.provider_ref,
+    l.excerpt, l.token, NULL, l.captured
+  FROM postcommit.delivery_ledger l WHERE l.attempted_at IS NOT NULL;
+
 -- One row per delivery, live or finished. The documentation describes the columns.
 CREATE OR REPLACE VIEW postcommit.delivery WITH (security_invoker = true) AS
   SELECT d.notification_id || '.' || d.n AS id, t.name AS tenant, d.notification_id, d.n, note.event_type, note.entity,
     note.idempotency_key, d.channel, p.name AS provider, d.target, d.state, d.reason, d.attempts, d.next_attempt_at,
     d.code AS error_code, CASE WHEN d.code IS NOT NULL THEN d.detail END AS last_error, d.provider_ref, note.created_at, d.sent_at,
-    coalesce(d.finished_at, (SELECT a.at FROM postcommit.attempt a WHERE d.seq > 0
+    coalesce(d.finished_at, (SELECT a.at FROM postcommit.logged_attempt a WHERE d.seq > 0
       AND a.tenant = d.tenant AND a.notification_id = d.notification_id AND a.n = d.n AND a.seq = d.seq),
       note.created_at) AS updated_at, note.priority, note.expires_at, d.unclear, d.tenant AS tenant_id, d.error_class,
     CASE WHEN d.state = 'delivered' THEN d.finished_at END AS delivered_at,
-    (SELECT a.at FROM postcommit.attempt a WHERE d.seq > 0
-      AND a.tenant = d.tenant AND a.notification_id = d.notification_id AND a.n = d.n AND a.seq = d.seq) AS last_attempt_at,
+    coalesce(d.attempted_at, (SELECT a.at FROM postcommit.logged_attempt a WHERE d.seq > 0
+      AND a.tenant = d.tenant AND a.notification_id = d.notification_id AND a.n = d.n AND a.seq = d.seq)) AS last_attempt_at,
     d.captured, d.first_due_at, d.recipient_hash, d.template,
     -- For a resend, the entry in the audit log has the actor and the original notification.
     CASE WHEN starts_with(note.idempotency_key, 'manual:') THEN (SELECT (a.details ->> 'of')::uuid FROM postcommit.audit a
@@ -36,12 +46,12 @@ CREATE OR REPLACE VIEW postcommit.delivery WITH (security_invoker = true) AS
       NULL AS reason, q.attempts, q.seq, q.due_at AS next_attempt_at, q.code, q.detail, NULL AS provider_ref,
       NULL::timestamptz AS sent_at, NULL::timestamptz AS finished_at, q.unclear, q.error_class,
       coalesce(q.first_due_at, q.due_at) AS first_due_at, hashtext(q.target) AS recipient_hash, false AS captured, q.template,
-      q.template_version, q.language, q.user_id, q.send_key
+      q.template_version, q.language, q.user_id, q.send_key, NULL::timestamptz AS attempted_at
     FROM postcommit.delivery_queue q
     UNION ALL
     SELECT l.tenant, l.notification_id, l.n, l.lane, l.channel, l.target, l.state, l.reason, l.attempts, l.seq, NULL, l.code,
       l.detail, l.provider_ref, l.sent_at, l.finished_at, l.unclear, l.error_class, NULL, l.recipient_hash,
-      l.captured, l.template, l.template_version, l.language, l.user_id, l.send_key
+      l.captured, l.template, l.template_version, l.language, l.user_id, l.send_key, l.attempted_at
     FROM postcommit.delivery_ledger l
   ) d
   JOIN postcommit.notification note ON note.tenant = d.tenant AND note.id = d.notification_id

@@ -11,6 +11,16 @@ CREATE VIEW postcommit_cancellable AS
   JOIN postcommit_delivery_queue q ON q.tenant = note.tenant AND q.notification_id = note.id
   WHERE q.lease_token IS NULL AND note.entity IS NOT NULL;
 
+-- Every attempt: those with a row of their own, and those that a delivery was sent by, which its row of the ledger has.
+CREATE VIEW postcommit_attempt AS
+  SELECT a.tenant, a.notification_id, a.n, a.seq, a.at, a.provider, a.outcome, a.code, a.detail, a.latency_ms, a.provider_ref,
+    a.excerpt, a.token, a.error_class, a.captured
+  FROM postcommit_logged_attempt a
+  UNION ALL
+  SELECT l.tenant, l.notification_id, l.n, l.seq, l.attempted_at, l.attempted_by, l.outcome, NULL, NULL, l.latency_ms, l.provider_ref,
+    l.excerpt, l.token, NULL, l.captured
+  FROM postcommit_delivery_ledger l WHERE l.attempted_at IS NOT NULL;
+
 -- One row per delivery, live or finished. The documentation describes the columns.
 CREATE VIEW postcommit_delivery AS
   SELECT d.notification_id || '.' || d.n AS id, t.name AS tenant, d.notification_id, d.n, note.event_type, note.entity,
@@ -20,15 +30,15 @@ CREATE VIEW postcommit_delivery AS
     strftime('%Y-%m-%dT%H:%M:%fZ', note.created_at / 1000000.0, 'unixepoch') AS created_at,
     strftime('%Y-%m-%dT%H:%M:%fZ', d.sent_at / 1000000.0, 'unixepoch') AS sent_at,
     strftime('%Y-%m-%dT%H:%M:%fZ', coalesce(d.finished_at,
-      (SELECT a.at FROM postcommit_attempt a
+      (SELECT a.at FROM postcommit_logged_attempt a
         WHERE a.tenant = d.tenant AND a.notification_id = d.notification_id AND a.n = d.n AND a.seq = d.seq),
       note.created_at) / 1000000.0, 'unixepoch') AS updated_at,
     note.priority, strftime('%Y-%m-%dT%H:%M:%fZ', note.expires_at / 1000000.0, 'unixepoch') AS expires_at,
     d.unclear, d.tenant AS tenant_id, d.error_class,
     strftime('%Y-%m-%dT%H:%M:%fZ', d.first_due_at / 1000000.0, 'unixepoch') AS first_due_at,
     strftime('%Y-%m-%dT%H:%M:%fZ', CASE WHEN d.state = 'delivered' THEN d.finished_at END / 1000000.0, 'unixepoch') AS delivered_at,
-    strftime('%Y-%m-%dT%H:%M:%fZ', (SELECT a.at FROM postcommit_attempt a
-      WHERE a.tenant = d.tenant AND a.notification_id = d.notification_id AND a.n = d.n AND a.seq = d.seq)
+    strftime('%Y-%m-%dT%H:%M:%fZ', coalesce(d.attempted_at, (SELECT a.at FROM postcommit_logged_attempt a
+      WHERE a.tenant = d.tenant AND a.notification_id = d.notification_id AND a.n = d.n AND a.seq = d.seq))
       / 1000000.0, 'unixepoch') AS last_attempt_at,
     d.captured, d.template,
     -- For a resend, the entry in the audit log has the actor and the original notification.
@@ -48,12 +58,12 @@ CREATE VIEW postcommit_delivery AS
         ELSE 'pending' END AS state,
       NULL AS reason, q.attempts, q.seq, q.due_at AS next_attempt_at, q.code, q.detail, NULL AS provider_ref, NULL AS sent_at,
       NULL AS finished_at, q.unclear, q.error_class, coalesce(q.first_due_at, q.due_at) AS first_due_at, 0 AS captured, q.template,
-      q.template_version, q.language, q.user_id, q.send_key
+      q.template_version, q.language, q.user_id, q.send_key, NULL AS attempted_at
     FROM postcommit_delivery_queue q
     UNION ALL
     SELECT l.tenant, l.notification_id, l.n, l.lane, l.channel, l.target, l.state, l.reason, l.attempts, l.seq, NULL, l.code,
       l.detail, l.provider_ref, l.sent_at, l.finished_at, l.unclear, l.error_class, NULL, l.captured, l.template,
-      l.template_version, l.language, l.user_id, l.send_key
+      l.template_version, l.language, l.user_id, l.send_key, l.attempted_at
     FROM postcommit_delivery_ledger l
   ) d
   JOIN postcommit_notification note ON note.tenant = d.tenant AND note.id = d.notification_id

@@ -94,6 +94,12 @@ pub const MIGRATIONS: &[Migration] = &[
         postgres: include_str!("../../migrations/postgres/0010_failover.sql"),
         sqlite: include_str!("../../migrations/sqlite/0010_failover.sql"),
     },
+    Migration {
+        version: 11,
+        name: "ledger",
+        postgres: include_str!("../../migrations/postgres/0011_ledger.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0011_ledger.sql"),
+    },
 ];
 
 /// The schema version of this program.

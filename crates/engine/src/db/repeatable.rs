@@ -27,6 +27,7 @@ pub(super) const POSTGRES: &[File] = files!["postgres":
     "functions/enqueue.sql",
     "functions/accept.sql",
     "functions/cancel.sql",
+    "functions/ledger.sql",
     "functions/partitions.sql",
     "functions/providers.sql",
     "functions/content.sql",

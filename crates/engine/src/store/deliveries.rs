@@ -304,7 +304,7 @@ impl Store {
         let sql = "SELECT provider, latency_ms
              FROM postcommit.attempt
              WHERE tenant = $1
-             ORDER BY notification_id DESC, n DESC, seq DESC
+             ORDER BY notification_id DESC, n DESC
              LIMIT $2";
         let read = |row: &Row| Ok((row.get::<Option<String>>(0)?, row.get::<i32>(1)?));
         let rows = self.db.query(sql, vec![tenant.into(), limit.into()]).await?;
@@ -319,9 +319,15 @@ impl Store {
                error_class, captured
              FROM postcommit.attempt
              WHERE tenant = $1
-             ORDER BY notification_id DESC, n DESC, seq DESC
+             ORDER BY notification_id DESC, n DESC
              LIMIT $2";
-        Ok(legible("attempts", self.db.query(sql, vec![tenant.into(), limit.into()]).await?.iter().map(attempt)))
+        let rows = self.db.query(sql, vec![tenant.into(), limit.into()]).await?;
+        let mut attempts = legible("attempts", rows.iter().map(attempt));
+        // The statement cannot sort by `seq`: the ledger, which holds some of the attempts, has no index with it.
+        for of_one in attempts.chunk_by_mut(|a, b| a.delivery_id == b.delivery_id) {
+            of_one.sort_by_key(|attempt| std::cmp::Reverse(attempt.seq));
+        }
+        Ok(attempts)
     }
 
     /// Reads the facts of a delivery, live or finished.

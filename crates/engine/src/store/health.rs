@@ -208,7 +208,7 @@ impl Store {
                   AND relname > 'notification_' || to_char(now() AT TIME ZONE 'UTC', 'YYYY_MM')),
               (SELECT count(*) FROM postcommit.notification_default)
                 + (SELECT count(*) FROM postcommit.delivery_ledger_default)
-                + (SELECT count(*) FROM postcommit.attempt_default)";
+                + (SELECT count(*) FROM postcommit.logged_attempt_default)";
         let rows = self.db.query(sql, vec![]).await?;
         rows.first().map(|row| Ok(PartitionHealth { months_ahead: row.get(0)?, in_default: row.get(1)? })).transpose()
     }

@@ -89,7 +89,8 @@ impl History {
         let micros = |expression: &str| {
             if is_postgres { format!("to_timestamp(({expression}) / 1000000.0)") } else { expression.to_owned() }
         };
-        let (at, ended, tried) = (micros("r.us"), micros("r.ended"), micros("r.us + 2000000 * (t.seq - 1)"));
+        let (at, ended) = (micros("r.us"), micros("r.ended"));
+        let tried = |number: &str| micros(&format!("r.us + 2000000 * ({number} - 1)"));
         let slots = micros(&format!("(r.ended - r.ended % {slot})"));
         let (no, list, flag) =
             if is_postgres { ("false", "CAST('{}' AS text[])", "jsonb") } else { ("0", "'[]'", "TEXT") };
@@ -107,22 +108,26 @@ impl History {
             ),
             format!(
                 "INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, reason,
-                     code, detail, error_class, attempts, seq, unclear, sent_at, finished_at, site)
+                     code, detail, error_class, attempts, seq, unclear, sent_at, finished_at, site,
+                     attempted_at, attempted_by, outcome, latency_ms, token)
                  {rows} SELECT r.tenant, r.id, 1, r.lane, r.channel, r.target, r.state,
                      CASE WHEN r.state = 'parked' THEN 'exhausted' END, r.code,
                      CASE WHEN r.class IS NOT NULL THEN 'the connection was not opened in time' END, r.class, r.tries, r.tries, {no},
-                     CASE WHEN r.state IN ('sent', 'delivered') THEN {ended} END, {ended}, r.site
-                 FROM rows r"
+                     CASE WHEN r.state IN ('sent', 'delivered') THEN {ended} END, {ended}, r.site,
+                     CASE WHEN {was_sent} THEN {last} END, CASE WHEN {was_sent} THEN r.provider END, CASE WHEN {was_sent} THEN 'sent' END,
+                     CASE WHEN {was_sent} THEN 20 + r.x % 180 END, CASE WHEN {was_sent} THEN r.id END
+                 FROM rows r",
+                was_sent = "r.tries > 0 AND r.class IS NULL",
+                last = tried("r.tries"),
             ),
             format!(
-                "INSERT INTO postcommit.attempt (tenant, notification_id, n, seq, at, provider, outcome, code, error_class,
+                "INSERT INTO postcommit.logged_attempt (tenant, notification_id, n, seq, at, provider, outcome, code, error_class,
                      latency_ms, token)
-                 {rows} SELECT r.tenant, r.id, 1, t.seq, {tried}, r.provider,
-                     CASE WHEN t.seq = r.tries AND r.class IS NULL THEN 'sent' ELSE 'deferred' END,
-                     CASE WHEN t.seq < r.tries OR r.class IS NOT NULL THEN 'connect_timeout' END,
-                     CASE WHEN t.seq < r.tries OR r.class IS NOT NULL THEN 'timeout' END, 20 + r.x % 180, r.id
+                 {rows} SELECT r.tenant, r.id, 1, t.seq, {each}, r.provider, 'deferred', 'connect_timeout', 'timeout', 20 + r.x % 180, r.id
                  FROM rows r
-                 JOIN (SELECT 1 AS seq UNION ALL SELECT 2 UNION ALL SELECT 3) t ON t.seq <= r.tries"
+                 JOIN (SELECT 1 AS seq UNION ALL SELECT 2 UNION ALL SELECT 3) t
+                   ON t.seq < r.tries OR (t.seq = r.tries AND r.class IS NOT NULL)",
+                each = tried("t.seq"),
             ),
             format!(
                 "INSERT INTO postcommit.rollup_fresh (tenant, slot, site, channel, state, count, event_type, lane, error_class)
@@ -231,7 +236,7 @@ impl Store {
         let mut tables = vec![];
         for row in self.db.query(months, vec![first.into(), history.until.into()]).await? {
             let (month, low, high): (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
-            for parent in ["notification", "delivery_ledger", "attempt"] {
+            for parent in ["notification", "delivery_ledger", "logged_attempt"] {
                 let sql = format!(
                     "CREATE TABLE IF NOT EXISTS postcommit.{parent}_{month} PARTITION OF postcommit.{parent}
                      FOR VALUES FROM ('{low}') TO ('{high}')"

@@ -70,7 +70,7 @@ on_both! {
             "postgres" => {
                 assert_eq!(space.tables.len(), 3);
                 let all = world.store.space(100).await.unwrap().tables;
-                let attempts = all.iter().find(|table| table.name == "attempt").unwrap();
+                let attempts = all.iter().find(|table| table.name == "logged_attempt").unwrap();
                 assert!(attempts.partitions > 12 && attempts.bytes > 0, "partitions are added to their table: {attempts:?}");
             }
             _ => assert!(space.tables.is_empty() && space.free.is_some_and(|free| free < space.bytes)),

@@ -248,7 +248,7 @@ on_both! {
             SELECT tenant, notification_id, n, lane, 5, {now}, channel, target \
             FROM postcommit.delivery_ledger", vec![]).await;
         world.execute("DELETE FROM postcommit.delivery_ledger", vec![]).await;
-        world.execute("DELETE FROM postcommit.attempt", vec![]).await;
+        world.execute("DELETE FROM postcommit.logged_attempt", vec![]).await;
         world.pass().await;
         assert_eq!((world.count("delivery_ledger").await, world.count("inbox_message").await, world.inbox("alice").await.unread), (1, 1, 0));
     }

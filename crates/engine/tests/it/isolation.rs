@@ -23,7 +23,6 @@ const TABLES: &str = "SELECT c.relname, CASE c.relname WHEN 'tenant' THEN 'id' E
 /// The tables of this version.
 const KNOWN: [&str; 25] = [
     "api_key",
-    "attempt",
     "audit",
     "cancel_request",
     "delivery_ledger",
@@ -35,6 +34,7 @@ const KNOWN: [&str; 25] = [
     "job",
     "key_conflict",
     "lane_host",
+    "logged_attempt",
     "login_link",
     "notification",
     "provider",
@@ -106,6 +106,13 @@ async fn tenant(world: &World, name: &str) -> i32 {
         .execute(
             "INSERT INTO postcommit.stale_settle (tenant, notification_id, n, token, outcome) \
             VALUES ($1, $2, 1, $2, 'sent')",
+            of.clone(),
+        )
+        .await;
+    world
+        .execute(
+            "INSERT INTO postcommit.logged_attempt (tenant, notification_id, n, seq, at, outcome, latency_ms, token) \
+            VALUES ($1, $2, 1, 7, now(), 'deferred', 1, $2)",
             of.clone(),
         )
         .await;
@@ -215,7 +222,7 @@ async fn c15_a_tenant_cannot_write_for_another_nor_make_or_change_tenants_nor_th
         ),
         "SELECT postcommit.tenant_id('c')".to_owned(),
         "SELECT * FROM postcommit.notification_default".to_owned(),
-        "SELECT * FROM postcommit.attempt_default".to_owned(),
+        "SELECT * FROM postcommit.logged_attempt_default".to_owned(),
         "SELECT postcommit.make_partitions()".to_owned(),
         "SELECT postcommit.enqueue('a', '{}', 'k', tenant => 'b')".to_owned(),
     ] {

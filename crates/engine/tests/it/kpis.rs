@@ -426,7 +426,7 @@ on_both! {
 }
 
 /// Tables that grow without bound.
-const HISTORY: [&str; 3] = ["delivery_ledger", "notification", "attempt"];
+const HISTORY: [&str; 3] = ["delivery_ledger", "notification", "logged_attempt"];
 
 #[tokio::test]
 async fn e10_history_is_not_read_for_kpis() {

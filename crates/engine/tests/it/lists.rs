@@ -353,6 +353,17 @@ on_both! {
         ] {
             assert_eq!(world.sql(&sql, vec![]).await[0].get::<i64>(0).unwrap(), count, "{sql}");
         }
+        if world.is_postgres() {
+            // A delivery that was expanded and then cancelled enters the ledger by another statement than one that was sent.
+            let later = world.enqueue("a", json!({"recipients": [{"email": "bob@example.com"}, {"email": "cleo@example.com"}]})).await;
+            world.store.pause_lane(world.store.provider(world.tenant, "capture").await.unwrap().unwrap().id, None, "by hand").await.unwrap();
+            world.pass().await;
+            assert!(world.store.cancel_delivery(world.key(later, 1)).await.unwrap());
+            let hashed = "SELECT count(*), count(*) FILTER (WHERE recipient_hash = hashtext(target)) FROM postcommit.delivery_ledger WHERE target IS NOT NULL";
+            let row = world.sql(hashed, vec![]).await.remove(0);
+            assert_eq!(row.get::<i64>(0).unwrap(), row.get::<i64>(1).unwrap());
+            assert!(row.get::<i64>(0).unwrap() >= 4);
+        }
     }
 
     async fn a_delivery_long_due_is_stuck_and_a_scheduled_one_is_not(world) {

@@ -15,7 +15,7 @@ const GONE: u64 = 20_000;
 const QUEUED: usize = 5000;
 
 /// Tables that grow, or are full of dead rows.
-const LARGE: [&str; 4] = ["delivery_queue", "delivery_ledger", "attempt", "notification"];
+const LARGE: [&str; 4] = ["delivery_queue", "delivery_ledger", "logged_attempt", "notification"];
 
 async fn client(store: &Store) -> Client {
     let Db::Postgres(db) = store.db() else { panic!("a test of PostgreSQL's planner") };

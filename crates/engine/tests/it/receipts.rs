@@ -105,6 +105,28 @@ on_both! {
         assert_eq!(counts, [("confirmed".to_owned(), 1), ("sent".to_owned(), 1)]);
     }
 
+    async fn b6_a_bounced_delivery_that_is_sent_again_keeps_its_attempts(world) {
+        let server = HttpServer::start(|_| took("SM1"));
+        let provider = provider(&world, "twilio", &server, Guarantee::AtLeastOnce).await;
+        let id = sent(&world, &provider).await;
+        let first = world.attempts(id).await;
+        let mut bounce = event(Happened::Failed, id);
+        (bounce.code, bounce.detail) = (Some("30003".into()), Some("unreachable".into()));
+        assert_eq!(report(&world, &provider, &bounce).await, Some(Fate::Applied));
+        assert_eq!(state(&world, id).await, "parked rejected");
+        assert_eq!(format!("{:?}", world.attempts(id).await), format!("{first:?}"), "a receipt changes no attempt");
+        assert!(world.store.retry(world.key(id, 1)).await.unwrap());
+        assert_eq!(format!("{:?}", world.attempts(id).await), format!("{first:?}"), "it left the ledger, its attempt did not");
+        world.pass().await;
+        let attempts = world.attempts(id).await;
+        let told: Vec<_> = attempts.iter().map(|a| (a.seq, a.outcome.as_str(), a.provider_ref.as_deref())).collect();
+        assert_eq!(told, [(1, "sent", Some("SM1")), (2, "sent", Some("SM1"))]);
+        let newest = world.store.newest_attempts(world.tenant, 10).await.unwrap();
+        assert_eq!(newest.iter().map(|a| a.seq).collect::<Vec<_>>(), [2, 1]);
+        let log = "SELECT count(*) FROM postcommit.logged_attempt";
+        assert_eq!(world.sql(log, vec![]).await[0].get::<i64>(0).unwrap(), 1, "the ledger has the second one");
+    }
+
     async fn b5_a_receipt_that_comes_twice_counts_once(world) {
         let server = HttpServer::start(|_| took("SM1"));
         let provider = provider(&world, "twilio", &server, Guarantee::AtLeastOnce).await;

@@ -14,7 +14,7 @@ use crate::world::World;
 
 const ENTER: RefusedWrite = RefusedWrite::of("INSERT", "delivery_ledger");
 const POISON: RefusedWrite = ENTER.when("NEW.target LIKE '%poison%'");
-const TEXTS: RefusedWrite = RefusedWrite::of("INSERT", "attempt").when("NEW.excerpt IS NOT NULL");
+const TEXTS: RefusedWrite = RefusedWrite::of("INSERT", "logged_attempt").when("NEW.excerpt IS NOT NULL");
 const ANNOUNCE: RefusedWrite = RefusedWrite::of("UPDATE", "delivery_queue").when("NEW.intent IS NOT NULL");
 const EXPAND: RefusedWrite = RefusedWrite::of("INSERT", "delivery_queue").when("NEW.n > 0");
 const MESSAGE: RefusedWrite = RefusedWrite::of("INSERT", "inbox_message");

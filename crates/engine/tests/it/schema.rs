@@ -177,17 +177,21 @@ async fn partitions_are_made_far_ahead_and_the_default_catches_the_rest() {
     // This is like an installation whose server has not run for years: this month's partition does not exist.
     let month: String =
         world.sql("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYY_MM')", vec![]).await[0].get(0).unwrap();
-    for table in ["notification", "delivery_ledger", "attempt"] {
+    for table in ["notification", "delivery_ledger", "logged_attempt"] {
         world.execute(&format!("DROP TABLE postcommit.{table}_{month}"), vec![]).await;
     }
-    world.capture(json!({})).await;
-    let id = world.enqueue("a", json!({})).await;
+    world.capture(json!({"fail_on": "transient=b"})).await;
+    let (id, again) = (world.enqueue("a", json!({})).await, world.enqueue("b", json!({})).await);
     world.pass().await;
-    assert_eq!(world.delivery(id).await.state, "sent");
-    assert_eq!(world.store.partition_health().await.unwrap().unwrap().in_default, 3);
+    assert_eq!(
+        (world.delivery(id).await.state.as_str(), world.delivery(again).await.state.as_str()),
+        ("sent", "retrying")
+    );
+    // Two notifications, one delivery in the ledger, and the attempt of the other one.
+    assert_eq!(world.store.partition_health().await.unwrap().unwrap().in_default, 4);
     assert_eq!(world.store.make_partitions_once().await.unwrap(), 3);
     assert_eq!(world.store.partition_health().await.unwrap().unwrap().in_default, 0);
-    assert_eq!((world.delivery(id).await.state.as_str(), world.attempts(id).await.len()), ("sent", 1));
+    assert_eq!((world.attempts(id).await.len(), world.attempts(again).await.len()), (1, 1));
 }
 
 #[tokio::test]

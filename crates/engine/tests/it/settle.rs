@@ -77,6 +77,22 @@ on_both! {
         assert_eq!(row.get::<Uuid>(3).unwrap(), held.token);
     }
 
+    async fn b6_an_attempt_reads_the_same_in_the_ledger_and_in_a_row_of_its_own(world) {
+        let lane = world.capture(json!({})).await;
+        let (plain, warned) = (one(&world).await, one(&world).await);
+        let warning = Settlement { detail: Some("warning: no name".into()), ..from_own_row(&warned, lane, SENT, "sent") };
+        world.store.settle(vec![from_own_row(&plain, lane, SENT, "sent"), warning]).await.unwrap();
+        assert_eq!((world.count("logged_attempt").await, world.count("attempt").await), (1, 2), "a warning has a row of its own");
+        let read = async |held: &Delivery| world.attempts(held.key.notification).await.remove(0);
+        let (mut kept, mut logged) = (read(&plain).await, read(&warned).await);
+        assert_eq!((kept.excerpt.as_deref(), kept.provider_ref.as_deref(), kept.seq), (Some("hello"), Some("ref-1"), 1));
+        assert_eq!((kept.detail.take(), logged.detail.take().as_deref()), (None, Some("warning: no name")));
+        (kept.delivery_id, logged.delivery_id) = (String::new(), String::new());
+        assert_eq!(format!("{kept:?}"), format!("{logged:?}"));
+        let row = world.delivery(plain.key.notification).await;
+        assert_eq!(row.last_attempt_at, Some(kept.at));
+    }
+
     async fn a_delivery_that_ended_without_an_attempt_says_so(world) {
         let lane = world.capture(json!({})).await;
         let held = one(&world).await;

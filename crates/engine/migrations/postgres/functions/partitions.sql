@@ -11,7 +11,7 @@ BEGIN
       now() AT TIME ZONE 'UTC' + make_interval(months => months_ahead), interval '1 month') LOOP
     low := postcommit.id_at(month AT TIME ZONE 'UTC');
     high := postcommit.id_at((month + interval '1 month') AT TIME ZONE 'UTC');
-    FOREACH parent IN ARRAY ARRAY['notification', 'delivery_ledger', 'attempt'] LOOP
+    FOREACH parent IN ARRAY ARRAY['notification', 'delivery_ledger', 'logged_attempt'] LOOP
       child := format('%s_%s', parent, to_char(month, 'YYYY_MM'));
       CONTINUE WHEN to_regclass(format('postcommit.%I', child)) IS NOT NULL;
       key := CASE parent WHEN 'notification' THEN 'id' ELSE 'notification_id' END;

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use crate::db::columns::names;
 use crate::db::{Db, DbError, Row, Transaction, Value, postgres, sqlite};
 use crate::store::audit::COUNT_PARAMETERS_FROM;
+use crate::store::queue::settle;
 use crate::store::{AuditEntry, Store};
 
 /// How many deliveries one call accepts at most.
@@ -398,7 +399,7 @@ fn with_facts(sql: &str) -> String {
     let version = format!("CASE WHEN {UNSENT} THEN NULL ELSE gone.template_version END");
     let gone = names::<Facts>("gone.").replace("gone.template_version", &version);
     let lane = format!("CASE WHEN p.id IS NULL OR {UNSENT} OR {MOVED} THEN -gone.tenant ELSE gone.lane END");
-    let sql = sql.replace("{moves}", &moves());
+    let sql = sql.replace("{moves}", &moves()).replace("{logged}", settle::LOGGED).replace("{kept}", KEPT_ATTEMPT);
     sql.replace("{facts}", &names::<Facts>("")).replace("{gone.facts}", &gone).replace("{lane}", &lane)
 }
 
@@ -412,6 +413,10 @@ const UNSENT: &str = "(gone.n > 0 AND gone.seq = 0 AND NOT gone.unclear AND gone
 /// with the first provider of its channel. A delivery that may have arrived stays with the provider that may have sent it.
 const MOVED: &str = "(gone.n > 0 AND gone.provider IS NULL AND NOT gone.unclear
       AND EXISTS (SELECT 1 FROM postcommit.provider o WHERE o.tenant = gone.tenant AND o.failover = p.name))";
+
+/// The attempt that the ledger's row holds, as a row of its own, which it becomes when the delivery leaves the ledger: a
+/// delivery that bounced is sent again. The columns are those of `LOGGED`.
+const KEPT_ATTEMPT: &str = "gone.tenant, gone.notification_id, gone.n, gone.seq, gone.attempted_at, gone.attempted_by, gone.outcome, NULL, NULL, NULL, gone.latency_ms, gone.provider_ref, gone.excerpt, gone.captured, gone.token";
 
 /// How often a retried delivery has moved by failover. One that may have arrived has none left, so that it never goes on
 /// with another provider, which does not know its key.
@@ -429,6 +434,8 @@ const RETRY_POSTGRES: &str = given!(
            AND l.notification_id BETWEEN $2 AND $3 AND l.state = 'parked'
            AND ($4::timestamptz IS NULL OR l.finished_at < $4) AND ($5::bool OR NOT l.unclear)
          RETURNING l.*),
+       logged AS (INSERT INTO postcommit.logged_attempt ({logged})
+         SELECT {kept} FROM gone WHERE gone.attempted_at IS NOT NULL),
        heard AS (DELETE FROM postcommit.cancel_request c
          USING gone
          WHERE c.tenant = gone.tenant AND c.notification_id = gone.notification_id AND c.n IN (0, gone.n))
@@ -442,9 +449,9 @@ const RETRY_POSTGRES: &str = given!(
      LEFT JOIN postcommit.provider p ON p.tenant = gone.tenant AND p.id = gone.lane
      RETURNING tenant, notification_id, n"
 );
-/// The retry on SQLite. All statements take the same parameters. The second and third run only if the first one changed
+/// The retry on SQLite. All statements take the same parameters. Those after the first run only if the first one changed
 /// a row.
-const RETRY_SQLITE: [&str; 3] = [
+const RETRY_SQLITE: [&str; 4] = [
     "INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, lane, priority, due_at, first_due_at, seq,
        moves, {facts})
      SELECT gone.tenant, gone.notification_id, gone.n, {lane}, note.priority, max(note.due_at, {now}), max(note.due_at, {now}), gone.seq, {moves}, {gone.facts}
@@ -453,6 +460,9 @@ const RETRY_SQLITE: [&str; 3] = [
      LEFT JOIN postcommit_provider p ON p.tenant = gone.tenant AND p.id = gone.lane
      WHERE gone.tenant = ?1 AND gone.notification_id = ?2 AND gone.n = ?3 AND gone.state = 'parked'
        AND (?4 IS NULL OR gone.finished_at < ?4) AND (?5 OR NOT gone.unclear)",
+    "INSERT INTO postcommit_logged_attempt ({logged})
+     SELECT {kept} FROM postcommit_delivery_ledger gone
+     WHERE gone.tenant = ?1 AND gone.notification_id = ?2 AND gone.n = ?3 AND gone.state = 'parked' AND gone.attempted_at IS NOT NULL",
     "DELETE FROM postcommit_delivery_ledger WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND state = 'parked'",
     "DELETE FROM postcommit_cancel_request
      WHERE tenant = ?1 AND notification_id = ?2 AND n IN (0, ?3)

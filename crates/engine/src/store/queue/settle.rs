@@ -87,8 +87,10 @@ pub struct Settled {
     pub stale: Vec<DeliveryKey>,
 }
 
-/// The columns of the attempt log.
-const ATTEMPT: &str = "tenant, notification_id, n, seq, at, provider, outcome, code, error_class, detail, latency_ms, provider_ref, excerpt, captured, token";
+/// The columns of an attempt with a row of its own.
+pub(in crate::store) const LOGGED: &str = "tenant, notification_id, n, seq, at, provider, outcome, code, error_class, detail, latency_ms, provider_ref, excerpt, captured, token";
+/// The columns of the ledger that hold the attempt a delivery was sent by ([`Settlement::is_kept_in_ledger`]).
+const KEPT: &str = "attempted_at, attempted_by, outcome, latency_ms, excerpt, token";
 
 impl Store {
     /// Writes a batch of outcomes. An outcome whose lease token is no longer valid changes nothing and is returned as
@@ -185,6 +187,14 @@ impl Settlement {
             site: None,
             event_type: None,
         }
+    }
+
+    /// Whether the delivery's row of the ledger holds the attempt, so that it needs no row of its own. That is so for
+    /// nearly every delivery: it was sent, without a code and without a warning. A receipt may later change the row's
+    /// code and detail, which such an attempt does not have.
+    fn is_kept_in_ledger(&self) -> bool {
+        let is_sent = matches!(self.finish, Finish::Ended(FinishedState::Sent | FinishedState::Delivered));
+        is_sent && self.attempt.is_some() && self.code.is_none() && self.class.is_none() && self.detail.is_none()
     }
 
     /// Returns the inbox message to write, if the delivery ends as delivered and has one.

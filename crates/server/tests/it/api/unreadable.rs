@@ -13,9 +13,10 @@ const BROKEN: [&str; 9] = [
     "UPDATE postcommit_notification SET title = x'ff', payload = x'ff', recipients = '{nonsense', channels = x'ff', created_at = x'ff' \
         WHERE tenant = 2",
     "UPDATE postcommit_delivery_queue SET target = x'ff', attempts = 'many', channel = x'ff' WHERE tenant = 2",
-    "UPDATE postcommit_delivery_ledger SET target = x'ff', attempts = x'ff', detail = x'ff', state = 'nowhere' \
+    "UPDATE postcommit_delivery_ledger SET target = x'ff', attempts = x'ff', detail = x'ff', state = 'nowhere', \
+        outcome = x'ff', latency_ms = x'ff', attempted_at = x'ff' \
         WHERE tenant = 2",
-    "UPDATE postcommit_attempt SET outcome = x'ff', latency_ms = x'ff', at = x'ff' WHERE tenant = 2",
+    "UPDATE postcommit_logged_attempt SET outcome = x'ff', latency_ms = x'ff', at = x'ff' WHERE tenant = 2",
     "UPDATE postcommit_provider SET policy = '{', settings = x'ff', timeout_ms = x'ff', channel = x'ff', guarantee = 'perhaps' \
         WHERE tenant = 2",
     "UPDATE postcommit_api_key SET scopes = x'ff', name = x'ff', created_at = x'ff' WHERE tenant = 2",

@@ -58,7 +58,7 @@ pub static STEPS: [Step; 17] = [
     step("announce", &[QUEUE.when("OLD.intent IS NULL AND NEW.intent IS NOT NULL")], Answer::Taken),
     step("settle", &[LEDGER], Answer::Taken),
     step("settle again", &[QUEUE.when("OLD.lease_token IS NOT NULL AND NEW.lease_token IS NULL")], Answer::Later),
-    step("log", &[RefusedWrite::of("INSERT", "attempt")], Answer::Broken),
+    step("log", &[RefusedWrite::of("INSERT", "logged_attempt")], Answer::Broken),
     step("count", &[RefusedWrite::of("INSERT", "rollup_fresh")], Answer::Taken),
     Step {
         name: "renew",

@@ -7,7 +7,7 @@ use postcommit_channel::model::{DeliveryKey, ErrorClass, Facts, FinishedState};
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
-use super::{ATTEMPT, Settlement, due_of, state_of};
+use super::{KEPT, LOGGED, Settlement, due_of, state_of};
 use crate::db::DbError;
 use crate::db::columns::{Columns, arrays, names, unnest, unnest_from};
 use crate::db::postgres::{self, Postgres};
@@ -52,6 +52,7 @@ arrays! {
         channel: Option<&'a str>,
         provider: Option<&'a str>,
         moved: Option<i32>,
+        kept: bool,
     }
 }
 
@@ -74,8 +75,9 @@ const HELD: &str = "q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.n
 /// ledger only if it left the queue under its lease token.
 pub(in crate::store) static END_POSTGRES: LazyLock<String> = LazyLock::new(|| {
     let given = &*GIVEN;
-    let (facts, left, log, answer) =
-        (names::<Facts>(""), each_fact(|name| format!("{} AS {name}", settled(name))), log("ended"), answer("ended"));
+    let (facts, left, answer) =
+        (names::<Facts>(""), each_fact(|name| format!("{} AS {name}", settled(name))), answer("ended"));
+    let log = format!("{} AND NOT kept", log("ended"));
     format!(
         "WITH ended AS (
           DELETE FROM postcommit.delivery_queue q USING {given}
@@ -83,13 +85,15 @@ pub(in crate::store) static END_POSTGRES: LazyLock<String> = LazyLock::new(|| {
           RETURNING q.tenant, q.notification_id, q.n AS row, coalesce(g.as_n, q.n) AS n, coalesce(g.lane, q.lane) AS lane, {left},
             q.attempts + (g.outcome IS NOT NULL)::int AS attempts, q.seq + (g.outcome IS NOT NULL)::int AS seq, q.unclear OR g.unclear AS unclear,
             g.token, g.state, g.reason, g.code, g.error_class, g.detail, g.at, g.sent_by, g.outcome, g.latency_ms, g.provider_ref, g.excerpt,
-            g.captured, g.site, g.event_type
+            g.captured, g.site, g.event_type, g.kept
         ), entered AS (
           INSERT INTO postcommit.delivery_ledger
             (tenant, notification_id, n, lane, state, reason, code, error_class, detail, attempts, seq, unclear, captured, provider_ref, sent_at,
-              finished_at, site, {facts})
+              finished_at, site, recipient_hash, {KEPT}, {facts})
           SELECT tenant, notification_id, n, lane, state, reason, code, error_class, detail, attempts, seq, unclear, captured, provider_ref,
-            CASE WHEN state IN ('sent', 'delivered') THEN now() END, now(), site, {facts} FROM ended
+            CASE WHEN state IN ('sent', 'delivered') THEN now() END, now(), site, hashtext(target),
+            CASE WHEN kept THEN at END, CASE WHEN kept THEN sent_by END, CASE WHEN kept THEN outcome END, CASE WHEN kept THEN latency_ms END,
+            CASE WHEN kept THEN excerpt END, CASE WHEN kept THEN token END, {facts} FROM ended
         ), counted AS (
           -- With a site the ledger's trigger leaves it to us.
           INSERT INTO postcommit.rollup_fresh (tenant, slot, site, channel, state, count, event_type, lane, error_class)
@@ -140,8 +144,8 @@ fn settled(fact: &str) -> String {
 }
 
 fn log(from: &str) -> String {
-    let read = ATTEMPT.replace("provider,", "sent_by,");
-    format!("INSERT INTO postcommit.attempt ({ATTEMPT}) SELECT {read} FROM {from} WHERE outcome IS NOT NULL")
+    let read = LOGGED.replace("provider,", "sent_by,");
+    format!("INSERT INTO postcommit.logged_attempt ({LOGGED}) SELECT {read} FROM {from} WHERE outcome IS NOT NULL")
 }
 
 /// The SQL for the result of a statement. The first row holds the number of settled rows as `n`. Their keys follow only
@@ -279,5 +283,6 @@ fn shared(s: &Settlement) -> Shared<'_> {
         channel: place.and_then(|p| p.facts.channel.as_deref()),
         provider: place.and_then(|p| p.facts.provider.as_deref()),
         moved: s.moved_to,
+        kept: s.is_kept_in_ledger(),
     }
 }

@@ -6,7 +6,7 @@ use postcommit::Timestamp;
 use postcommit_channel::model::{DeliveryKey, ErrorClass, Facts, FinishedState};
 use rusqlite::{Connection, params};
 
-use super::{ATTEMPT, Settlement, due_of, state_of};
+use super::{KEPT, LOGGED, Settlement, due_of, state_of};
 use crate::db::columns::{Column, Columns, columns, in_order, insert, list_sqlite, names};
 use crate::db::sqlite::{self, Id, Prepared};
 use crate::db::{Cells, DbError};
@@ -35,12 +35,12 @@ const LEAVE_SQLITE: &str =
     "DELETE FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3";
 static ENTER_SQLITE: LazyLock<String> = LazyLock::new(|| {
     let columns = "tenant, notification_id, n, lane, state, reason, code, error_class, detail, attempts, seq, unclear, captured, provider_ref, sent_at, finished_at, site";
-    insert("postcommit_delivery_ledger", &format!("{columns}, {}", names::<Facts>("")))
+    insert("postcommit_delivery_ledger", &format!("{columns}, {KEPT}, {}", names::<Facts>("")))
 });
 static COUNT_SQLITE: LazyLock<String> = LazyLock::new(|| {
     insert("postcommit_rollup_fresh", "tenant, slot, site, channel, state, count, event_type, lane, error_class")
 });
-static LOG_SQLITE: LazyLock<String> = LazyLock::new(|| insert("postcommit_attempt", ATTEMPT));
+static LOG_SQLITE: LazyLock<String> = LazyLock::new(|| insert("postcommit_logged_attempt", LOGGED));
 /// Releases a delivery that stays in the queue. From `?15` on the parameters are the facts of a target without a row of
 /// its own.
 static AGAIN_SQLITE: LazyLock<String> = LazyLock::new(|| {
@@ -69,7 +69,9 @@ pub(in crate::store) fn settle(connection: &Connection, batch: &[Settlement]) ->
             None => pen.again(settlement)?,
         };
         if let Some(seq) = seq {
-            pen.log(settlement, seq)?;
+            if !settlement.is_kept_in_ledger() {
+                pen.log(settlement, seq)?;
+            }
             if let Some(received) = settlement.received() {
                 inbox::receive_sqlite(connection, &received, pen.now)?;
             }
@@ -130,6 +132,7 @@ impl<'c> Pen<'c> {
         let began = i64::from(s.attempt.is_some());
         let lane = place.map_or(left.lane, |p| p.lane);
         let sent_at = matches!(state, FinishedState::Sent | FinishedState::Delivered).then_some(self.now);
+        let kept = s.attempt.as_ref().filter(|_| s.is_kept_in_ledger());
         let own = params![
             key.tenant,
             id,
@@ -148,6 +151,12 @@ impl<'c> Pen<'c> {
             sent_at,
             self.now,
             s.site,
+            kept.map(|a| a.at.as_micros()),
+            kept.map(|a| &*a.provider),
+            kept.map(|a| a.outcome),
+            kept.map(|a| a.latency_ms),
+            kept.and_then(|a| a.evidence.excerpt.as_deref()),
+            kept.map(|_| Id::from(s.lease.token)),
         ];
         self.enter.run([own, &fact_values(facts)].concat().as_slice())?;
         // If the site is known, the ledger's trigger does not count the row, so it is counted here.
