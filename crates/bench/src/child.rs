@@ -34,6 +34,13 @@ impl ServeProcess {
         Self::spawn(command).await
     }
 
+    /// Starts a process that delivers, and serves requests without a rate limit.
+    pub async fn start_unlimited(bench: &Bench) -> Result<Self, Failure> {
+        let mut command = command(bench);
+        command.env("POSTCOMMIT_API_REQUESTS_PER_S", "0");
+        Self::spawn(command).await
+    }
+
     async fn spawn(mut command: Command) -> Result<Self, Failure> {
         let mut process = command.stderr(Stdio::piped()).spawn()?;
         let stderr = process.stderr.take().ok_or_else(|| failed("`postcommit serve` has no stderr"))?;

@@ -52,6 +52,30 @@ pub async fn pump(
     Ok(clock::monotonic().duration_since(started))
 }
 
+/// One connection that opens pages, one after the other.
+pub struct Visitor(SendRequest<Full<Bytes>>);
+
+impl Visitor {
+    pub async fn on(address: &str) -> Result<Self, Failure> {
+        Ok(Self(connect(address).await?))
+    }
+
+    /// Opens a page and returns how long its first byte took. The rest of the page is read afterwards.
+    pub async fn first_byte(&mut self, page: Post) -> Result<Duration, Failure> {
+        self.0.ready().await.map_err(failed)?;
+        let path = page.uri().to_string();
+        let began = clock::monotonic();
+        let answer = self.0.send_request(page).await.map_err(failed)?;
+        let took = clock::monotonic().duration_since(began);
+        let status = answer.status();
+        answer.into_body().collect().await.map_err(failed)?;
+        if status != StatusCode::OK {
+            return Err(failed(format!("{path} was answered with {status}")));
+        }
+        Ok(took)
+    }
+}
+
 async fn connect(address: &str) -> Result<SendRequest<Full<Bytes>>, Failure> {
     let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;

@@ -9,6 +9,7 @@ mod http;
 mod latency;
 mod lists;
 mod memory;
+mod pages;
 mod pinned;
 mod processes;
 mod sqlite;
@@ -38,6 +39,7 @@ pub const ALL: &[SuiteSpec] = &[
     http::SUITE,
     processes::SUITE,
     tenants::SUITE,
+    pages::SUITE,
     binary::SUITE,
 ];
 
