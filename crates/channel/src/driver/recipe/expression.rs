@@ -56,14 +56,27 @@ static ENGINE: LazyLock<Environment<'static>> = LazyLock::new(|| {
     });
     engine.add_filter("is_url", |text: Value| text.as_str().is_some_and(is_url));
     engine.add_filter("join", |list: Value, between: String| {
-        let items: Vec<String> = list.try_iter().into_iter().flatten().map(|item| shown(&item)).collect();
-        let bytes = items.iter().map(|item| item.len().saturating_add(between.len())).fold(0, usize::saturating_add);
-        if bytes > VALUE_BYTES {
-            return Err(too_large());
+        let mut joined: Option<String> = None;
+        for item in list.try_iter().into_iter().flatten() {
+            let text = match &mut joined {
+                None => joined.insert(String::new()),
+                Some(text) => {
+                    text.push_str(&between);
+                    text
+                }
+            };
+            text.push_str(&shown(&item));
+            // Before the next item is copied.
+            if text.len() > VALUE_BYTES {
+                return Err(too_large());
+            }
         }
-        Ok(if items.is_empty() { Value::UNDEFINED } else { items.join(&between).into() })
+        Ok(joined.map_or(Value::UNDEFINED, Value::from))
     });
     engine.add_filter("json", |value: Value| {
+        if bytes_of(&value, 0) > VALUE_BYTES {
+            return Err(too_large());
+        }
         capped(json(&value).map_or(Value::UNDEFINED, |json| json.to_string().into()))
     });
     engine.add_filter("max", |text: Value, chars: usize| of_text(&text, |text| cut(text, chars)));
@@ -123,6 +136,31 @@ fn too_large() -> minijinja::Error {
 /// Refuses a text that is too large.
 fn capped(value: Value) -> Result<Value, minijinja::Error> {
     if value.as_str().is_some_and(|text| text.len() > VALUE_BYTES) { Err(too_large()) } else { Ok(value) }
+}
+
+/// A value as JSON, unless it is too large. A value may hold one text many times, so its size is known before it is
+/// copied.
+pub(super) fn small_json(value: &Value) -> Result<Option<Json>, String> {
+    if bytes_of(value, 0) > VALUE_BYTES {
+        return Err(format!("a value has more than {VALUE_BYTES} bytes"));
+    }
+    Ok(json(value))
+}
+
+/// The bytes of a value, added to `before`: those of its texts, and eight for each item. What is behind the limit is not
+/// counted.
+fn bytes_of(value: &Value, before: usize) -> usize {
+    let before = before.saturating_add(8);
+    let add = |sum: usize, item: Value| if sum > VALUE_BYTES { sum } else { bytes_of(&item, sum) };
+    match value.kind() {
+        ValueKind::String => before.saturating_add(value.as_str().map_or(0, str::len)),
+        ValueKind::Seq | ValueKind::Iterable => value.try_iter().into_iter().flatten().fold(before, add),
+        ValueKind::Map => {
+            let fields = value.try_iter().into_iter().flatten().filter_map(|name| value.get_item(&name).ok());
+            fields.fold(before, add)
+        }
+        _ => before,
+    }
 }
 
 /// The text without words by which chat services notify everybody, such as `@all` and `<users/all>`. A character without
@@ -463,7 +501,14 @@ mod tests {
         let names = Names { roots: &["text"], settings: vec![], secrets: vec![], data: vec![] };
         let context = value(&json!({"text": "\"".repeat(10_000)}));
         let chain = |filter: &str| format!("text{}", format!(" | {filter}").repeat(40));
-        for text in ["text | join(text)", &chain("json"), &chain("base64")] {
+        let copies = vec!["text"; 600].join(", ");
+        for text in [
+            "text | join(text)",
+            &chain("json"),
+            &chain("base64"),
+            &format!("[{copies}] | json"),
+            &format!("[{copies}] | join('')"),
+        ] {
             let problem = Expression::new(text, &names).unwrap().value(&context).unwrap_err();
             assert!(problem.contains("a value has more than 1048576 bytes"), "{text}: {problem}");
         }

@@ -4,7 +4,7 @@
 use minijinja::Value;
 use serde_json::{Map, Value as Json};
 
-use super::expression::{Expression, Names, Text, json};
+use super::expression::{Expression, Names, Text, json, small_json};
 
 /// A tree whose leaves may be expressions.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl Tree {
         Ok(match self {
             Self::Fixed(json) => Some(json.clone()),
             Self::Text(text) => match text.only() {
-                Some(expression) => json(&expression.value(context)?),
+                Some(expression) => small_json(&expression.value(context)?)?,
                 None => Some(text.render(context)?.into()),
             },
             Self::List(items) => {
