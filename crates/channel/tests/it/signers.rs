@@ -220,6 +220,25 @@ fn the_address_of_the_token_service_decides_where_the_secret_goes() {
     assert!(["base_url", "token_url"].iter().all(|name| routes.iter().any(|route| route == name)), "{routes:?}");
 }
 
+/// A setting that is not of the type `url` decides it as well, if the name of the server is made of it.
+#[test]
+fn what_the_name_of_the_server_is_made_of_decides_where_the_secret_goes() {
+    let routes = |url: &str| {
+        let settings =
+            ["base", "host", "region", "account"].map(|name| format!("[settings.{name}]\nhelp = 'x'\n")).concat();
+        let text = format!(
+            "name = 'own'\ntitle = 'Own'\nchannel = 'own'\naddress = 'x'\nguarantee = 'at_least_once'\n\
+             because = 'x'\nsuccess.when = 'status == 200'\n{settings}[secrets.k]\nhelp = 'x'\n[request]\nurl = \"{url}\"\n\
+             bearer = '{{{{ secret.k }}}}'"
+        );
+        driver::Recipe::read(&text).unwrap().into_kind().secret_routes
+    };
+    assert_eq!(routes("{{ settings.base }}/x/{{ settings.account }}"), ["base"]);
+    assert_eq!(routes("https://{{ settings.host }}/{{ settings.account }}"), ["host"]);
+    assert_eq!(routes("https://api.{{ settings.region or 'a/b' }}.example:443/{{ settings.account }}"), ["region"]);
+    assert!(routes("https://api.example/{{ settings.account }}").is_empty());
+}
+
 #[test]
 fn a_recipe_that_signs_wrongly_is_refused_with_its_line() {
     let recipe = |sign: &str| {

@@ -45,6 +45,11 @@ pub(super) struct RequestText {
 }
 
 impl RequestText {
+    /// Where the signer of the request gets its tokens, as it is written.
+    pub(super) fn token_url(&self) -> Option<&str> {
+        self.sign.as_ref()?.get("token_url").map(String::as_str)
+    }
+
     /// Whether the body contains the channel data as a whole.
     pub(super) fn reads_all_data(&self) -> bool {
         let tables = [&self.form, &self.multipart].into_iter().flatten().map(|table| Json::Object(table.clone()));
