@@ -256,6 +256,8 @@ on_both! {
         assert_eq!(world.store.count_for_job_as_of(Some(world.tenant), &asked, shown).await.unwrap(), counted);
         let job = world.store.create_job_as_of(Some(world.tenant), &asked, shown).await.unwrap();
         assert_eq!((job.total, job.asked_at), (2, shown));
+        let again = world.store.create_job_as_of(Some(world.tenant), &asked, shown).await.unwrap();
+        assert_eq!((again.id, world.count("job").await), (job.id, 1), "one question makes one job");
         assert_eq!(run_to_the_end(&world, job.id).await.done, 2);
         assert_eq!(world.delivery(later).await.state, "parked", "it was not counted, so it is not touched");
         let future = world.store.now().await.unwrap().plus(Duration::from_secs(3600));

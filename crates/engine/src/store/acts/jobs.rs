@@ -10,12 +10,12 @@ use std::time::Duration;
 use postcommit::Timestamp;
 use postcommit_channel::model::{Actor, DeliveryKey};
 use serde::Serialize;
-use uuid::Uuid;
+use sha2::{Digest, Sha256};
+use uuid::{Builder, Uuid};
 
 use crate::db::{Db, DbError, Row, Value, postgres, sqlite};
 use crate::store::acts::deliveries::{Allowed, act_postgres, act_sqlite};
 use crate::store::acts::job_draft::{bounded, list_of};
-use crate::store::intake::enqueue::new_id;
 use crate::store::lists::keyset::{Page, Position, SqlParameters};
 use crate::store::unreadable::{Reader, legible};
 use crate::store::{Act, AuditEntry, DeliveryFilter, JobDraft, Store, masked};
@@ -116,6 +116,18 @@ const LOOKED_AT: i64 = 20;
 const COLUMNS: &str = "tenant, id, kind, filter, asked_by, asked_at, total, is_exact, done, skipped, pace_per_s, state, last_error, finished_at,
      position, (SELECT t.name FROM postcommit.tenant t WHERE t.id = tenant), left_out";
 
+/// The id of a job: a UUIDv7 of the time at which its deliveries were counted, and a hash of all that makes it this job.
+fn id_of(tenant: Option<i32>, asked_at: Timestamp, parts: &[&str]) -> Uuid {
+    let mut hash = Sha256::new();
+    hash.update(format!("{tenant:?} {} ", asked_at.as_micros()));
+    for part in parts {
+        hash.update(format!("{} {part} ", part.len()));
+    }
+    let mut bytes = [0; 10];
+    bytes.copy_from_slice(&hash.finalize()[..10]);
+    Builder::from_unix_timestamp_millis(u64::try_from(asked_at.as_micros() / 1000).unwrap_or(0), &bytes).into_uuid()
+}
+
 impl Store {
     /// Creates a job. The deliveries that the job may change are fixed when it is created.
     pub async fn create_job(&self, tenant: Option<i32>, draft: &JobDraft) -> Result<Job, DbError> {
@@ -127,7 +139,8 @@ impl Store {
 
     /// Creates a job for the deliveries that matched at an earlier time, when a person was shown their number
     /// ([`Store::count_for_job_as_of`]). What was parked or enqueued after `as_of` is not changed. A time in the future
-    /// counts as now.
+    /// counts as now. The answer to one question makes one job: the same person, time, act and filter give the job that
+    /// is there already.
     pub async fn create_job_as_of(
         &self,
         tenant: Option<i32>,
@@ -147,14 +160,15 @@ impl Store {
         // The states are omitted where the action alone determines them.
         let states = if draft.brings_forward() { draft.filter.states.clone() } else { vec![] };
         let filter = DeliveryFilter { tenant, states, ..draft.wanted() };
-        let id = new_id(now);
         let as_json =
             |filter: &DeliveryFilter| serde_json::to_value(filter).map_err(|e| DbError::Unreadable(e.to_string()));
         let asked = as_json(&filter)?;
+        let id = id_of(tenant, asked_at, &[draft.act.name(), &self.actor.name, &asked.to_string()]);
         let sql =
             "INSERT INTO postcommit.job (tenant, id, kind, filter, asked_by, asked_at, total, is_exact, pace_per_s,
               next_at, left_out)
-            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $6, $10)";
+            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $6, $10)
+            ON CONFLICT DO NOTHING";
         let parameters = vec![
             owner(tenant),
             id.into(),
