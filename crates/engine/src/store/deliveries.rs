@@ -312,7 +312,7 @@ impl Store {
         Ok(read.into_iter().filter_map(|(provider, took)| Some((provider?, took))).collect())
     }
 
-    /// Reads the newest attempts of a tenant by the time of their notifications, at most `limit`.
+    /// Reads the attempts of the newest notifications of a tenant, at most `limit`, the newest attempts first.
     pub async fn newest_attempts(&self, tenant: i32, limit: i64) -> Result<Vec<AttemptRow>, DbError> {
         let sql =
             "SELECT notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt,
@@ -323,10 +323,7 @@ impl Store {
              LIMIT $2";
         let rows = self.db.query(sql, vec![tenant.into(), limit.into()]).await?;
         let mut attempts = legible("attempts", rows.iter().map(attempt));
-        // The statement cannot sort by `seq`: the ledger, which holds some of the attempts, has no index with it.
-        for of_one in attempts.chunk_by_mut(|a, b| a.delivery_id == b.delivery_id) {
-            of_one.sort_by_key(|attempt| std::cmp::Reverse(attempt.seq));
-        }
+        attempts.sort_by_key(|attempt| std::cmp::Reverse((attempt.at, attempt.seq)));
         Ok(attempts)
     }
 
