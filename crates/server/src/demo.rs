@@ -155,7 +155,7 @@ impl Demo {
         if self.seed == 0 {
             return Ok(true);
         }
-        Ok(seed::seed(tools, self.seed, stop).await?)
+        Ok(seed::seed(tools, self.seed, &self.fakes.get(Kind::Webhook).url(), stop).await?)
     }
 
     /// Begins the trickle. It ends with the process.

@@ -31,15 +31,16 @@ const KINDS: [MessageKind; 7] = [
     (HOTELS, "mail", "email", "invoice.issued", "email", ("guest", "@guest.example")),
     (HOTELS, "whatsapp", "whatsapp", "booking.confirmed", "phone", ("+91987650", "")),
     (HOTELS, "sms", "sms", "booking.reminder", "phone", ("+91987650", "")),
-    (HOTELS, "slack", "slack", "housekeeping.alert", "slack", ("https://hooks.slack.example/", "")),
-    (HOTELS, "partners", "webhook", "stock.changed", "webhook", ("https://partner.example/", "")),
+    (HOTELS, "slack", "slack", "housekeeping.alert", "slack", ("desk-", "")),
+    (HOTELS, "partners", "webhook", "stock.changed", "webhook", ("/stock/", "")),
     (BAKERY, "sms", "sms", "order.ready", "phone", ("+91987650", "")),
 ];
 
-/// Writes `rows` finished deliveries over the last 28 days. Returns false if a stop was requested on the way.
-pub async fn seed(tools: &Tools, rows: u64, stop: &watch::Receiver<Stop>) -> Result<bool, DbError> {
+/// Writes `rows` finished deliveries over the last 28 days. Webhooks are those of `partner`, so that a retry of an old one
+/// stays in this process. Returns false if a stop was requested on the way.
+pub async fn seed(tools: &Tools, rows: u64, partner: &str, stop: &watch::Receiver<Stop>) -> Result<bool, DbError> {
     let store = &tools.store;
-    let history = history(store, rows).await?;
+    let history = history(store, rows, partner).await?;
     store.begin_history(&history).await?;
     let (mut progress, parts) = (Progress::begin(rows), history.parts());
     let (mut rest, mut folded) = (parts.as_slice(), 0);
@@ -77,7 +78,7 @@ fn together(parts: &[HistoryPart]) -> usize {
     fits.count().max(1)
 }
 
-async fn history(store: &Store, rows: u64) -> Result<History, DbError> {
+async fn history(store: &Store, rows: u64, partner: &str) -> Result<History, DbError> {
     let mut kinds = Vec::with_capacity(KINDS.len());
     for (tenant, provider, channel, event_type, recipient, (before, after)) in KINDS {
         let tenant_id = store.tenant_or_new(tenant).await?;
@@ -89,7 +90,7 @@ async fn history(store: &Store, rows: u64) -> Result<History, DbError> {
             channel: channel.into(),
             event_type: event_type.into(),
             recipient: recipient.into(),
-            address: (before.into(), after.into()),
+            address: (if channel == "webhook" { format!("{partner}{before}") } else { before.into() }, after.into()),
             site: (tenant == BAKERY).then(|| "market-street".to_owned()),
         });
     }
