@@ -284,7 +284,7 @@ impl IntoResponse for ProblemPage {
         let wrong = html::escape(&self.0.told());
         // A form that was left open may lead to a path without a page.
         let home = match self.0.kind {
-            ProblemKind::MethodNotAllowed => " <a href=\"/\">Open the overview</a>",
+            ProblemKind::MethodNotAllowed | ProblemKind::NotFound => " <a href=\"/\">Open the overview</a>",
             _ => "",
         };
         let content = format!("<p>{wrong}.</p>\n<p>{}{home}</p>", html::escape(self.0.advice()));

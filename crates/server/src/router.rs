@@ -1,14 +1,17 @@
 //! All routes that a process serves, by its role.
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::Method;
+use axum::http::header::ACCEPT;
 use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
 use postcommit_engine::dispatch::Tools;
 
 use crate::api::inbox::cors;
 use crate::app::AppState;
 use crate::auth::csrf;
-use crate::problem::{Problem, ProblemKind};
+use crate::problem::{Problem, ProblemKind, ProblemPage};
 use crate::settings::Settings;
 use crate::{api, door, health, hosts, ui, watching};
 
@@ -34,8 +37,14 @@ fn api_and_pages(app: AppState) -> Router {
         .with_state(app)
 }
 
-async fn no_such_route() -> Problem {
-    Problem::new(ProblemKind::NotFound, "there is no such route; /openapi.json lists the routes")
+/// A browser gets a page, and a program JSON.
+async fn no_such_route(request: Request) -> Response {
+    let accepts = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
+    if request.method() == Method::GET && accepts.is_some_and(|accept| accept.contains("text/html")) {
+        return ProblemPage::from(Problem::new(ProblemKind::NotFound, "there is no page at this address"))
+            .into_response();
+    }
+    Problem::new(ProblemKind::NotFound, "there is no such route; /openapi.json lists the routes").into_response()
 }
 
 async fn method_not_allowed() -> Problem {
