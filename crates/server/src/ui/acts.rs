@@ -239,7 +239,12 @@ async fn ask_about(
     let count = i64::try_from(rows.len()).unwrap_or(i64::MAX);
     let asks = act == Act::Retry && unclear > 0;
     let question = Question {
-        unclear: asks.then(|| also_unclear(i64::try_from(unclear).unwrap_or(i64::MAX))),
+        unclear: asks.then(|| match unclear == rows.len() {
+            true => AGAIN_UNCLEAR.to_owned(),
+            false => also_unclear(i64::try_from(unclear).unwrap_or(i64::MAX)),
+        }),
+        // Without the box nothing would happen.
+        is_unclear_required: asks && unclear == rows.len(),
         fields: fields.repeated(&["id", "back"]),
         rows,
         ..question(act, count)
@@ -263,6 +268,9 @@ fn question(act: Act, count: i64) -> Question {
         ..Question::default()
     }
 }
+
+/// Asks for consent if all deliveries of a retry may have arrived.
+const AGAIN_UNCLEAR: &str = "Retry although it may have arrived. A person may get the message twice.";
 
 fn also_unclear(count: i64) -> String {
     format!("Also retry {} that may have arrived. A person may get the message twice.", counted(count))

@@ -86,7 +86,7 @@ fn of_state(state: DeliveryState) -> (&'static str, &'static str) {
         ),
         DeliveryState::Retrying => (
             "An attempt failed in a way that may pass. The next attempt has a time.",
-            "Wait, or retry it now. It can be cancelled.",
+            "Wait: the next attempt comes by itself. It can be cancelled.",
         ),
         DeliveryState::Sent => (
             "The provider accepted it. No receipt says yet whether it arrived, and many providers never send one.",

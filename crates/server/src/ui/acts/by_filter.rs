@@ -7,7 +7,7 @@ use axum::response::Response;
 use postcommit::Timestamp;
 use postcommit_engine::store::{Act, JobCount, JobDraft, PACE, PACE_MOST};
 
-use super::{Fields, also_unclear, question, see};
+use super::{AGAIN_UNCLEAR, Fields, also_unclear, question, see};
 use crate::acts::{self, FilterError};
 use crate::app::App;
 use crate::problem::{Problem, ProblemPage};
@@ -61,9 +61,18 @@ pub async fn act(app: &App, visitor: &Visitor, fields: &Fields, act: Act) -> Res
     let of_store = filter.of_store(as_of, app.stuck_after)?;
     let selects_unclear = of_store.unclear == Some(true);
     let draft = acts::job(act, of_store, fields.is_yes("unclear"), pace(fields)?).map_err(refused)?;
-    let is_unclear = selects_unclear && act == Act::Retry && !draft.brings_forward();
-    let counted = JobDraft { unclear: is_unclear, ..draft.clone() };
-    let counted = store.count_for_job_as_of(visitor.caller.whose(), &counted, as_of).await?;
+    let retries = act == Act::Retry && !draft.brings_forward();
+    let count = async |unclear| {
+        let counted = JobDraft { unclear, ..draft.clone() };
+        store.count_for_job_as_of(visitor.caller.whose(), &counted, as_of).await
+    };
+    let mut is_unclear = selects_unclear && retries;
+    let mut counted = count(is_unclear).await?;
+    // If all of them may have arrived, the question is about them.
+    if retries && !is_unclear && counted.total == 0 && counted.left_out > 0 {
+        is_unclear = true;
+        counted = count(true).await?;
+    }
     let concerns_all = visitor.must_choose(app).await?;
     let asked = Asked { draft, counted, as_of, is_unclear, concerns_all };
     let refusal = if fields.is_yes("confirmed") { asked.refusal(fields, answered) } else { Some(String::new()) };
@@ -92,10 +101,14 @@ impl Asked {
             return Some("More deliveries match than were shown. They were counted again.".into());
         }
         let typed = fields.get("typed").map(|typed| typed.replace([',', ' ', '.', '\u{a0}'], ""));
-        if self.is_typed(total.max(shown)) && typed != Some(shown.to_string()) {
-            return Some("The number is not the one above.".into());
-        }
         let is_ticked = fields.is_yes("unclear");
+        let concerned = if is_ticked { shown + self.counted.left_out } else { shown };
+        if self.is_typed(total.max(concerned)) && typed != Some(concerned.to_string()) {
+            return Some(format!(
+                "The number is not the one above: {} deliveries would be concerned.",
+                grouped(concerned)
+            ));
+        }
         (self.is_unclear && !is_ticked).then(|| "These deliveries may have arrived. Tick the box to retry them.".into())
     }
 
@@ -113,8 +126,9 @@ impl Asked {
         let mut repeated = fields.repeated(&["all", "filter", "back"]);
         repeated.extend([("as_of".into(), as_of.to_string()), ("shown".into(), total.to_string())]);
         let leaves_out = counted.left_out > 0 && draft.act == Act::Retry;
+        let unclear_beside = if leaves_out && !self.is_unclear { counted.left_out } else { 0 };
         let unclear = match self.is_unclear {
-            true => Some("Retry them although they may have arrived. A person may get the message twice.".to_owned()),
+            true => Some(AGAIN_UNCLEAR.to_owned()),
             false => leaves_out.then(|| also_unclear(counted.left_out)),
         };
         Question {
@@ -126,7 +140,10 @@ impl Asked {
             is_unclear_ticked: fields.is_yes("unclear"),
             paces: PACES.map(|pace| (pace, pace_in_words(pace, total))).to_vec(),
             pace: draft.pace_per_s.unwrap_or(FIRST_PACE),
-            typed: self.is_typed(total).then(|| total.to_string()),
+            typed: self.is_typed(total).then(|| match unclear_beside {
+                0 => total.to_string(),
+                more => format!("{total}, or {} with the box ticked,", total + more),
+            }),
             back: fields.back(),
             ..asked
         }

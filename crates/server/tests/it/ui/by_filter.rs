@@ -83,10 +83,7 @@ fn c14_what_may_have_arrived_is_only_retried_by_filter_with_the_box() {
     let retry = "/deliveries/retry";
     // The filter selects what may have arrived: the question counts them, and needs the box.
     let question = person.ask(retry, "state=parked&unclear=true");
-    has(
-        &question,
-        &["Retry 5 deliveries?", "although they may have arrived", "name=\"unclear\" value=\"yes\" required"],
-    );
+    has(&question, &["Retry 5 deliveries?", "although it may have arrived", "name=\"unclear\" value=\"yes\" required"]);
     let again = person.answer(retry, &question, &[("pace", "1")]).expect(422).text();
     has(&again, &["Tick the box to retry them.", "Retry 5 deliveries?", "<option value=\"1\" selected>"]);
     assert_eq!(person.jobs(), Vec::<Value>::new());

@@ -229,22 +229,28 @@ fn e12_a_filter_is_kept_as_a_view_without_script() {
 #[test]
 fn b7_what_may_have_arrived_is_left_out_unless_it_is_ticked() {
     let desk = Desk::new(Kind::Sqlite);
-    let draft = json!({"name": "catcher", "driver": "capture", "channel": "*", "guarantee": "at_most_once", "settings": {"fail_on": "unclear=bad"}});
+    let draft = json!({"name": "catcher", "driver": "capture", "channel": "*", "guarantee": "at_most_once", "settings": {"fail_on": "unclear=bad,permanent=worse"}});
     let _ = desk.app.ops().post("/v1/providers?tenant=default", &draft).expect(201);
     let id = desk.enqueue("bad", "Invoice 1");
+    desk.enqueue("worse", "Invoice 2");
     desk.app.pass();
-    let retry = || {
+    let retry = |rows: u32| {
         desk.open("/notifications?state=parked");
         desk.says("it may have arrived");
-        desk.click(".rows input");
+        for row in 1..=rows {
+            desk.click(&format!(".rows tr:nth-child({row}) input"));
+        }
         desk.press("Retry ticked…");
         desk.says("A person may get the message twice.");
     };
-    retry();
-    desk.press("Retry 1 delivery");
-    desk.says("0 deliveries are pending again. 1 other delivery may have arrived");
+    retry(2);
+    assert_eq!(desk.count("#unclear[required]"), 0);
+    desk.press("Retry 2 deliveries");
+    desk.says("1 delivery is pending again. 1 other delivery may have arrived");
     assert_eq!(desk.app.status(&id)["state"], "parked");
-    retry();
+    // If all of them may have arrived, nothing would happen without the box.
+    retry(1);
+    assert_eq!(desk.count("#unclear[required]"), 1);
     desk.click("#unclear");
     desk.press("Retry 1 delivery");
     desk.says("1 delivery is pending again.");
