@@ -105,7 +105,7 @@ impl Asked {
         let concerned = if is_ticked { shown + self.counted.left_out } else { shown };
         if self.is_typed(total.max(concerned)) && typed != Some(concerned.to_string()) {
             return Some(format!(
-                "The number is not the one above: {} deliveries would be concerned.",
+                "The number is not the one above. {} deliveries would be concerned.",
                 grouped(concerned)
             ));
         }

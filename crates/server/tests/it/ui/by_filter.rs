@@ -95,7 +95,8 @@ fn c14_what_may_have_arrived_is_only_retried_by_filter_with_the_box() {
     let _ = person.answer(retry, &question, &[]).expect(303);
     assert_eq!((&person.jobs()[0]["total"], &person.jobs()[0]["left_out"]), (&json!(2), &json!(5)));
     let _ = person.answer(retry, &question, &[("unclear", "yes")]).expect(303);
-    assert_eq!((&person.jobs()[0]["total"], &person.jobs()[0]["left_out"]), (&json!(7), &json!(0)));
+    // Two answers to one question are of the same time, so their jobs have no order.
+    assert!(person.jobs().iter().any(|job| job["total"] == 7 && job["left_out"] == 0));
     // A discard sends nothing, so it asks nothing of this kind.
     let question = person.ask("/deliveries/discard", "state=parked&unclear=true");
     assert!(question.contains("Discard 5 deliveries?") && !question.contains("type=\"checkbox\""), "{question}");

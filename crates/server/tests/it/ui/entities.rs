@@ -97,7 +97,7 @@ fn c11_a_person_sends_again_over_another_channel_and_the_copy_is_told_from_the_r
     desk.fill("#f-channel", "email");
     desk.press("Send…");
     desk.press("Send");
-    desk.says("1 delivery is sent again.");
+    desk.says("A copy is enqueued.");
     desk.app.pass();
     desk.open("/entities/7");
     assert_eq!(desk.count(".manual"), 2);
