@@ -80,6 +80,9 @@ def before_call(context, case, kwargs):
         good = GOOD_BODIES.get(case.operation.path)
         if good and case.operation.method.upper() == "POST" and CHOICE.random() < 0.1:
             case.body = good()
+        # One provider alone has callbacks.
+        if case.operation.path == "/v1/providers/{name}/callback" and is_meant_well(case, Location.PATH) and CHOICE.random() < 0.3:
+            path["name"], case.body = "receipts", {}
         if case.operation.path.endswith("/resend") and isinstance(case.body, dict) and CHOICE.random() < 0.5:
             # What the installation was filled with went over this one.
             case.body["channel"] = "email"
