@@ -98,8 +98,6 @@ pub struct Recipe {
     all_data: bool,
     /// Whether an address may be the URL to send to.
     url_of_recipient: bool,
-    /// The settings that decide which server gets the secrets.
-    routes: Vec<String>,
     /// The type that addresses must have.
     address_type: FieldType,
 }
@@ -195,6 +193,11 @@ impl Recipe {
         let window = recipe.key_window_s.unwrap_or(86_400);
         let builder = Arc::clone(&recipe);
         let callback = recipe.callback.as_ref().map(|_| Arc::new(OfRecipe(Arc::clone(&recipe))) as Arc<dyn Callback>);
+        // The settings that decide which server gets the secrets.
+        let routes = recipe.request.routes();
+        let is_route =
+            |(name, field): &(&String, &Field)| field.r#type == FieldType::Url || routes.contains(&name.as_str());
+        let secret_routes = recipe.settings.iter().filter(is_route).map(|(name, _)| Cow::from(name.clone())).collect();
         Kind {
             name: recipe.name.clone().into(),
             channel: recipe.channel.clone().into(),
@@ -202,7 +205,7 @@ impl Recipe {
             policy: recipe.policy.clone(),
             destination: Destination::Service,
             secrets: recipe.secrets.keys().map(|name| Cow::from(name.clone())).collect(),
-            secret_routes: recipe.routes.iter().cloned().map(Cow::from).collect(),
+            secret_routes,
             new_secret: None,
             key_window: KeyWindow { default_s: window, allowed_s: window..=window },
             local_settings: vec![],

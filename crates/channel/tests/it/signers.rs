@@ -236,6 +236,10 @@ fn what_the_name_of_the_server_is_made_of_decides_where_the_secret_goes() {
     assert_eq!(routes("{{ settings.base }}/x/{{ settings.account }}"), ["base"]);
     assert_eq!(routes("https://{{ settings.host }}/{{ settings.account }}"), ["host"]);
     assert_eq!(routes("https://api.{{ settings.region or 'a/b' }}.example:443/{{ settings.account }}"), ["region"]);
+    // Other spellings of the same expression.
+    for base in ["settings .base", "(settings).base", "settings. base"] {
+        assert_eq!(routes(&format!("{{{{ {base} }}}}/x/{{{{ settings.account }}}}")), ["base"], "{base}");
+    }
     assert!(routes("https://api.example/{{ settings.account }}").is_empty());
 }
 

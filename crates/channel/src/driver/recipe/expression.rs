@@ -205,8 +205,8 @@ fn cut(text: &str, chars: usize) -> String {
 /// A compiled expression.
 pub(super) struct Expression {
     compiled: minijinja::Expression<'static, 'static>,
-    /// The first parts of the names that it reads.
-    roots: Vec<String>,
+    /// The names that it reads, such as `settings.base_url`.
+    names: Vec<String>,
 }
 
 impl fmt::Debug for Expression {
@@ -244,10 +244,7 @@ impl Expression {
             |error: &minijinja::Error| matches!(error.kind(), ErrorKind::MissingArgument | ErrorKind::TooManyArguments);
         match expression.eval(Value::from_pairs(names.roots.iter().map(|name| (*name, Value::from("x"))))) {
             Err(error) if wrong(&error) => Err(format!("{text:?}: a filter has too few or too many arguments")),
-            _ => {
-                let root = |name: &String| name.split('.').next().unwrap_or_default().to_owned();
-                Ok(Self { compiled: expression, roots: read.iter().map(root).collect() })
-            }
+            _ => Ok(Self { compiled: expression, names: read }),
         }
     }
 
@@ -262,7 +259,12 @@ impl Expression {
 
     /// Whether it reads a value whose name begins so, such as `to`.
     pub(super) fn reads(&self, root: &str) -> bool {
-        self.roots.iter().any(|read| read == root)
+        self.names.iter().any(|read| read.split('.').next() == Some(root))
+    }
+
+    /// The settings that it reads.
+    pub(super) fn settings(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().filter_map(|read| read.strip_prefix("settings.")?.split('.').next())
     }
 
     pub(super) fn is_true(&self, context: &Value) -> Result<bool, String> {
@@ -348,6 +350,12 @@ pub(super) enum Piece {
     Value(Expression),
 }
 
+impl Piece {
+    fn expression(&self) -> Option<&Expression> {
+        if let Self::Value(expression) = self { Some(expression) } else { None }
+    }
+}
+
 impl Text {
     pub(super) fn new(text: &str, names: &Names<'_>) -> Result<Self, String> {
         let (mut pieces, mut rest) = (vec![], text);
@@ -383,6 +391,17 @@ impl Text {
     /// Whether one of its expressions reads a value whose name begins so.
     pub(super) fn reads(&self, root: &str) -> bool {
         self.0.iter().any(|piece| matches!(piece, Piece::Value(expression) if expression.reads(root)))
+    }
+
+    pub(super) fn expressions(&self) -> impl Iterator<Item = &Expression> {
+        self.0.iter().filter_map(Piece::expression)
+    }
+
+    /// The expressions of a URL before its path, which make the name of the server.
+    pub(super) fn before_path(&self) -> impl Iterator<Item = &Expression> {
+        let has_path = |text: &str| text.split_once("://").map_or(text.contains('/'), |(_, rest)| rest.contains('/'));
+        let is_path = move |piece: &&Piece| matches!(piece, Piece::Literal(text) if has_path(text));
+        self.0.iter().take_while(move |piece| !is_path(piece)).filter_map(Piece::expression)
     }
 
     /// The value, if the text consists of one expression and nothing else.

@@ -11,7 +11,7 @@ use toml::de::{DeTable, DeValue};
 use super::answer::{AnswerText, Answers, ErrorText, SuccessText, WaitText};
 use super::callback::{CallbackForm, CallbackText};
 use super::expression::{Expression, Names};
-use super::field::{Field, FieldType, Fields, Part};
+use super::field::{FieldType, Fields, Part};
 use super::request::{RequestForm, RequestText};
 use super::{Limit, Limited, Recipe, VALUES};
 use crate::model::{Guarantee, Policy, Rate};
@@ -118,7 +118,6 @@ fn compile(mut file: File) -> Result<Recipe, String> {
     }
     let secrets: Vec<String> = file.secrets.keys().cloned().collect();
     let data = file.data.keys().cloned().collect();
-    let routes = routes(&file);
     let callback = file.callback.take().map(|text| CallbackForm::new(text, &settings, &secrets)).transpose()?;
     let names = Names { roots: &VALUES, settings, secrets, data };
     let request = RequestForm::new(&file.request, &names)?;
@@ -167,45 +166,11 @@ fn compile(mut file: File) -> Result<Recipe, String> {
         limits,
         mail: file.request.mail,
         url_of_recipient: file.request.url.contains("is_url"),
-        routes,
         address_type: file.address_type,
         request,
         answers,
         callback,
     })
-}
-
-/// The settings that decide which server gets the secrets: every URL, and what the server's name in the URL of the
-/// request, or the address for tokens, is made of.
-fn routes(file: &File) -> Vec<String> {
-    let token_url = file.request.token_url().unwrap_or_default();
-    let server = server_of(file.request.url.trim());
-    let is_route = |name: &str, field: &Field| {
-        field.r#type == FieldType::Url || reads_setting(server, name) || reads_setting(token_url, name)
-    };
-    file.settings.iter().filter(|(name, field)| is_route(name, field)).map(|(name, _)| name.clone()).collect()
-}
-
-/// The part of a URL before its path. A slash within an expression does not end it.
-fn server_of(url: &str) -> &str {
-    let begins = url.find("://").filter(|at| !url[..*at].contains("{{")).map_or(0, |at| at + 3);
-    let mut within = false;
-    for (at, c) in url.char_indices().skip_while(|(at, _)| *at < begins) {
-        match c {
-            '{' => within = true,
-            '}' => within = false,
-            '/' if !within => return &url[..at],
-            _ => {}
-        }
-    }
-    url
-}
-
-/// Whether a text reads the setting of this name.
-fn reads_setting(text: &str, name: &str) -> bool {
-    let path = format!("settings.{name}");
-    let ends = |at: usize| text[at + path.len()..].chars().next().is_none_or(|c| !c.is_alphanumeric() && c != '_');
-    text.match_indices(&path).any(|(at, _)| ends(at))
 }
 
 fn check(file: &File) -> Result<(), String> {

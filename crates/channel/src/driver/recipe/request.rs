@@ -45,11 +45,6 @@ pub(super) struct RequestText {
 }
 
 impl RequestText {
-    /// Where the signer of the request gets its tokens, as it is written.
-    pub(super) fn token_url(&self) -> Option<&str> {
-        self.sign.as_ref()?.get("token_url").map(String::as_str)
-    }
-
     /// Whether the body contains the channel data as a whole.
     pub(super) fn reads_all_data(&self) -> bool {
         let tables = [&self.form, &self.multipart].into_iter().flatten().map(|table| Json::Object(table.clone()));
@@ -153,6 +148,16 @@ impl RequestForm {
             body,
             request_bytes: text.request_bytes,
         })
+    }
+
+    /// The settings of which the name of the server is made, or the address that gives the signer its tokens.
+    pub(super) fn routes(&self) -> Vec<&str> {
+        let token_url = self.sign.as_ref().and_then(SignForm::token_url);
+        self.url
+            .before_path()
+            .chain(token_url.into_iter().flat_map(Text::expressions))
+            .flat_map(Expression::settings)
+            .collect()
     }
 
     /// The signer of a provider, if its requests are signed. `context` has its settings and secrets.

@@ -57,6 +57,11 @@ impl SignForm {
         Ok(Self { by, values })
     }
 
+    /// Where the signer gets its tokens.
+    pub(super) fn token_url(&self) -> Option<&Text> {
+        self.values.get("token_url")
+    }
+
     /// The signer of a provider. `context` has its settings and secrets.
     pub(super) fn signer(&self, context: &Value) -> Result<Signer, String> {
         let value = |name: &str| match self.values.get(name) {
