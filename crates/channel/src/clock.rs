@@ -1,4 +1,4 @@
-//! The only clock of this process. Leases and due times use the database's clock. This clock is for other times.
+//! The clock of this process, the only one that its code reads. Leases and due times use the database's clock instead.
 
 use std::time::{Instant, SystemTime};
 

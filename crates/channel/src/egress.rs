@@ -47,7 +47,7 @@ impl Default for EgressSettings {
 }
 
 impl EgressSettings {
-    /// Checks the ranges of the settings.
+    /// Checks that the settings are in their allowed ranges.
     pub fn validate(&self) -> Result<(), String> {
         if !(1..=60).contains(&self.connect_timeout_s) {
             return Err(format!("egress.connect_timeout_s: is {}; 1 to 60 are allowed", self.connect_timeout_s));

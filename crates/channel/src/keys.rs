@@ -1,5 +1,5 @@
-//! Private keys that sign, and the encryption of Web Push. This is the only module that uses `ring` directly, so that another library can take its
-//! place.
+//! Private keys that sign, and the encryption of Web Push. Only this module and `driver/recipe/callback/verify.rs` use
+//! `ring` directly, so that another library can take its place.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
@@ -10,7 +10,7 @@ use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, RSA_PKCS1_SHA256, RsaKeyPair};
 use sha2::{Digest, Sha256};
 
-/// The reason why a text is not a private key.
+/// The error for a text that is not a usable private key.
 const SHAPE: &str = "must be a private key in PEM that is not encrypted, RSA of 2048 to 4096 bits or Ed25519; `openssl \
                      pkcs8 -topk8 -nocrypt -in OLD -out NEW` converts other forms";
 
@@ -29,7 +29,7 @@ impl PrivateKey {
         if let Ok(key) = RsaKeyPair::from_pkcs8(&bytes).or_else(|_| RsaKeyPair::from_der(&bytes)) {
             return Ok(Self::Rsa(key.into()));
         }
-        // Most programs write the key without its public half.
+        // Without a check of the public half, because most programs write the key without it.
         Ed25519KeyPair::from_pkcs8_maybe_unchecked(&bytes).map(Self::Ed25519).map_err(|_| SHAPE.into())
     }
 
@@ -40,7 +40,7 @@ impl PrivateKey {
             Self::Rsa(key) => {
                 let mut signature = vec![0; key.public().modulus_len()];
                 key.sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), text, &mut signature)
-                    .map_err(|_| "the key could not sign")?;
+                    .map_err(|_| "the private key could not make a signature; set the key again")?;
                 Ok(signature)
             }
             Self::Ed25519(key) => Ok(key.sign(&Sha256::digest(text)).as_ref().to_vec()),
@@ -48,9 +48,9 @@ impl PrivateKey {
     }
 }
 
-/// The number of bytes of a public key on the curve P-256: 4, then both coordinates.
+/// The number of bytes of a public key on the curve P-256: one byte 4, then two coordinates of 32 bytes.
 pub(crate) const POINT_BYTES: usize = 65;
-/// The place of the private key in the PKCS#8 file that `ring` writes.
+/// The bytes of the private key in the PKCS#8 file that `ring` writes.
 const PRIVATE_PART: std::ops::Range<usize> = 36..68;
 
 /// A key on the curve P-256 that signs by ES256 (RFC 7518).
@@ -64,11 +64,11 @@ impl P256Key {
         let bytes = file.as_ref();
         let private = URL_SAFE_NO_PAD.encode(bytes.get(PRIVATE_PART)?);
         let public = URL_SAFE_NO_PAD.encode(bytes.get(bytes.len().checked_sub(POINT_BYTES)?..)?);
-        // Another form of the file would not be a pair.
+        // If `ring` changes the form of its file, these bytes are not a pair, and the result is `None`.
         Self::from_pair(&private, &public).map(|_| (private, public))
     }
 
-    /// Reads a pair in base64. `None` if it is none, or if the halves do not belong together.
+    /// Reads a key pair in base64. `None` if a half is not a key, or if the halves do not belong together.
     pub(crate) fn from_pair(private: &str, public: &str) -> Option<Self> {
         let (private, public) = (from_base64(private)?, from_base64(public)?);
         let key = EcdsaKeyPair::from_private_key_and_public_key(
@@ -82,7 +82,7 @@ impl P256Key {
 
     pub(crate) fn sign(&self, text: &[u8]) -> Result<Vec<u8>, String> {
         let signature = self.0.sign(&SystemRandom::new(), text);
-        Ok(signature.map_err(|_| "the key could not sign")?.as_ref().to_vec())
+        Ok(signature.map_err(|_| "the private key could not make a signature; set the key again")?.as_ref().to_vec())
     }
 }
 
@@ -91,8 +91,8 @@ pub(crate) fn from_base64(text: &str) -> Option<Vec<u8>> {
     URL_SAFE_NO_PAD.decode(text.trim_end_matches('=')).ok()
 }
 
-/// Agrees on a secret with the owner of a public key on P-256, by a new key of our own. Returns our public key and the
-/// secret. `None` if the other key is not a point of the curve.
+/// Derives a shared secret (ECDH on P-256) from the public key `theirs` and a new key pair of our own. Returns our
+/// public key and the secret. `None` if `theirs` is not a point of the curve.
 pub(crate) fn agree(theirs: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     let own = EphemeralPrivateKey::generate(&ECDH_P256, &SystemRandom::new()).ok()?;
     let public = own.compute_public_key().ok()?.as_ref().to_vec();

@@ -71,8 +71,8 @@ impl Token {
         Hash(Sha256::digest(self.0).into())
     }
 
-    /// The token under a random pad, so that no two pages contain the same text. A compressed page that shows a text of
-    /// a stranger would otherwise tell by its length whether that text resembles the token.
+    /// The token under a random pad, so that no two pages contain the same text. Otherwise the length of a compressed
+    /// page that also shows an attacker's text would tell whether that text resembles the token.
     #[must_use]
     pub fn masked(&self) -> Secret {
         let pad: [u8; 32] = random();
@@ -205,13 +205,13 @@ impl KeySource {
 }
 
 impl KeySource {
-    /// Locks the key file against other commands of this machine until the returned file is dropped, also by the end of
-    /// the process. `None` if the key does not come from a file.
+    /// Locks the key file against other commands on this machine until the returned file is dropped or the process
+    /// ends. `None` if the key does not come from a file.
     /// # Errors
     /// If another command holds the lock, or there is no such folder.
     pub fn lock(&self) -> Result<Option<File>, SecretError> {
         let Self::File(path) = self else { return Ok(None) };
-        // The folder is locked, because the file itself is replaced.
+        // Lock the folder and not the key file, because `replace` puts another file in its place.
         let path = path.canonicalize().map_err(|e| file_error(path, &e))?;
         let folder = File::open(path.parent().unwrap_or(&path)).map_err(|e| file_error(&path, &e))?;
         match folder.try_lock() {
@@ -248,7 +248,7 @@ fn replace_file(path: &Path, ring: &Keyring) -> std::io::Result<()> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".new");
     let beside = PathBuf::from(beside);
-    // A command that was ended half-way may have left it.
+    // A command that was killed may have left a file with this name.
     if let Err(e) = std::fs::remove_file(&beside)
         && e.kind() != std::io::ErrorKind::NotFound
     {
@@ -256,7 +256,7 @@ fn replace_file(path: &Path, ring: &Keyring) -> std::io::Result<()> {
     }
     write_new(&beside, &format!("{}\n", text.join("\n")))?;
     if let Err(e) = take_place(&beside, path) {
-        // It holds both keys. If it cannot be removed, the first error tells more.
+        // The new file holds both keys, so it must not stay. If its removal fails, too, the first error says more.
         let _ = std::fs::remove_file(&beside);
         return Err(e);
     }
@@ -266,7 +266,7 @@ fn replace_file(path: &Path, ring: &Keyring) -> std::io::Result<()> {
     }
 }
 
-/// Puts a new file in the place of another one, with the owner and the permissions of that one.
+/// Replaces a file by a new one, which gets the owner and the permissions of the old one.
 fn take_place(new: &Path, path: &Path) -> std::io::Result<()> {
     #[cfg(unix)]
     {

@@ -40,41 +40,41 @@ pub use plain::text_of_html;
 pub mod limits {
     use std::time::Duration;
 
-    /// Bytes of all parts of a template together: `to`, subject, text, html and data.
+    /// The maximum bytes of all parts of a template together: `to`, subject, text, html and data.
     pub const SOURCE_BYTES: usize = 64 * 1024;
-    /// Bytes of a layout or partial.
+    /// The maximum bytes of a layout or partial.
     pub const LAYOUT_BYTES: usize = 64 * 1024;
-    /// Bytes of a translated part, with its layout and partials inserted.
+    /// The maximum bytes of a translated part, with its layout and partials inserted.
     pub const EXPANDED_BYTES: usize = 512 * 1024;
-    /// Tags of a part, with its layout and partials inserted.
+    /// The maximum number of tags of a part, with its layout and partials inserted.
     pub const TAGS: usize = 5_000;
-    /// Names, values and operators in one tag.
+    /// The maximum number of names, values and operators in one tag.
     pub const TOKENS: usize = 200;
-    /// Levels of `if`, `for` and `include` inside each other, and of parentheses in one tag.
+    /// The maximum number of levels of `if`, `for` and `include` inside each other, and of parentheses in one tag.
     pub const DEPTH: usize = 16;
-    /// Branches of one `if`.
+    /// The maximum number of branches of one `if`.
     pub const BRANCHES: usize = 100;
-    /// Steps of the engine for one rendering.
+    /// The maximum number of steps of the engine for one rendering.
     pub const FUEL: u64 = 200_000;
-    /// Bytes that filters may read and write in one rendering.
+    /// The maximum bytes that filters may read and write in one rendering.
     pub const WORK_BYTES: usize = 16 * 1024 * 1024;
-    /// Bytes of one value that a filter returns.
+    /// The maximum bytes of one value that a filter returns.
     pub const VALUE_BYTES: usize = 256 * 1024;
-    /// Time for one rendering. The other limits normally stop a template much earlier.
+    /// The maximum time for one rendering. The other limits normally stop a template much earlier.
     pub const TIME: Duration = Duration::from_secs(5);
-    /// Bytes of the rendered text, and of the rendered HTML.
+    /// The maximum bytes of the rendered text, and of the rendered HTML.
     pub const BODY_BYTES: usize = postcommit::limits::BODY_BYTES;
-    /// Bytes of the rendered subject.
+    /// The maximum bytes of the rendered subject.
     pub const SUBJECT_BYTES: usize = postcommit::limits::TITLE_BYTES;
-    /// Bytes of the rendered address.
+    /// The maximum bytes of the rendered address.
     pub const ADDRESS_BYTES: usize = postcommit::limits::ADDRESS_BYTES;
-    /// Bytes of the rendered channel data, as JSON text.
+    /// The maximum bytes of the rendered channel data, as JSON text.
     pub const DATA_BYTES: usize = postcommit::limits::DATA_BYTES;
-    /// Warnings of one rendering. Further warnings are left out.
+    /// The maximum number of warnings of one rendering. Further warnings are left out.
     pub const WARNINGS: usize = 50;
-    /// Bytes of a placeholder's flat name.
+    /// The maximum bytes of a placeholder's flat name.
     pub const NAME_BYTES: usize = 255;
-    /// Characters of a date format.
+    /// The maximum number of characters of a date format.
     pub const DATE_FORMAT_CHARS: usize = 63;
 }
 

@@ -1,8 +1,9 @@
 //! The parts that all drivers for brokers share. Such a driver publishes an event as CloudEvents over a dialled stream
 //! and waits until the broker has acknowledged it.
 //!
-//! The step that failed decides the outcome: before the last byte of the event was written, the broker does not have it
-//! (deferred). After that only the broker's own answer tells (unclear without one).
+//! The step that failed decides the outcome. Before the last byte of the event was written, the broker does not have
+//! the event, so the attempt is deferred. After that only the broker's own answer tells; without an answer the attempt
+//! is unclear.
 
 mod wire;
 
@@ -26,14 +27,14 @@ pub(super) use wire::{ANSWER_BYTES, Wire};
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Encryption {
-    /// From the first byte.
+    /// TLS from the first byte.
     #[default]
     Implicit,
-    /// Never, for brokers on the same machine or in a closed network.
+    /// No TLS, for brokers on the same machine or in a closed network.
     None,
 }
 
-/// What happens to an event that the broker can give to nobody.
+/// The treatment of an event that the broker can give to no queue or subscriber.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Unrouted {
@@ -66,13 +67,15 @@ impl SignIn {
             (Some(_), None) => {
                 Err("secret: settings.username needs the secret \"password\"; set it with --secret".into())
             }
-            (None, Some(_)) => Err("settings.username: is missing; the password belongs to a user name".into()),
+            (None, Some(_)) => {
+                Err("settings.username: is missing; set it, because the secret \"password\" is set".into())
+            }
             _ => Ok(self),
         }
     }
 }
 
-/// The host and the port of the settings, checked against the filter of addresses.
+/// Builds the endpoint from the settings `host` and `port`, and checks it with the address filter.
 pub(super) fn endpoint(host: &str, port: u16, egress: &Egress) -> Result<Endpoint, String> {
     let endpoint = Endpoint::new(host, port).map_err(|bad| format!("settings.host: {}", bad.detail))?;
     egress.check_endpoint(&endpoint).map_err(|bad| format!("settings.host: {}", bad.detail))?;
@@ -83,16 +86,16 @@ pub(super) fn endpoint(host: &str, port: u16, egress: &Egress) -> Result<Endpoin
 pub(super) struct Event<'a> {
     /// The key of the delivery, which is the id of the event.
     pub(super) id: &'a str,
-    /// The subject, stream, topic or routing key.
+    /// The address of the event: a NATS subject, a Redis stream, an MQTT topic or a routing key of RabbitMQ.
     pub(super) target: &'a str,
-    /// The envelope.
+    /// The envelope: the event as CloudEvents, in JSON.
     pub(super) body: &'a [u8],
     pub(super) event_type: &'a str,
     pub(super) correlation_id: Option<&'a str>,
     /// The trace context of this attempt.
     pub(super) traceparent: Option<&'a str>,
     pub(super) created_at: Timestamp,
-    /// The time for which the event is of use, at least one millisecond.
+    /// The time until the event expires, at least one millisecond.
     pub(super) lifetime: Duration,
 }
 
@@ -118,10 +121,10 @@ pub(super) struct Failed {
 pub(super) enum Cause {
     /// No connection could be opened.
     NotConnected(EgressFailure),
-    /// The connection broke, was silent for too long, or carried something that the protocol does not know.
+    /// The connection broke, was silent for too long, or carried bytes that the protocol does not allow.
     Broken { code: &'static str, class: Option<ErrorClass>, detail: String },
-    /// The broker said that it does not take the event, or our own check did. The connection can be used again if
-    /// `leaves_connection`.
+    /// The broker, or a check before the publish, refused the event. If `leaves_connection`, the connection can be used
+    /// again.
     Refused { outcome: Outcome, class: ErrorClass, detail: String, leaves_connection: bool },
 }
 
@@ -130,18 +133,18 @@ impl Failed {
         Self { is_published: false, cause: Cause::NotConnected(failure) }
     }
 
-    /// The broker, or a check before the publish, refused the event.
+    /// A refusal of the event by the broker, or by a check before the publish.
     pub(super) fn refused(outcome: Outcome, class: ErrorClass, detail: impl Into<String>) -> Self {
         let cause = Cause::Refused { outcome, class, detail: detail.into(), leaves_connection: false };
         Self { is_published: false, cause }
     }
 
-    /// The account or the settings are wrong, which pauses the lane.
+    /// A failure because the account or the settings are wrong. It pauses the lane.
     pub(super) fn config(code: &str, class: ErrorClass, detail: impl Into<String>) -> Self {
         Self::refused(Outcome::config(code), class, detail)
     }
 
-    /// The same failure, after which the connection can carry the next event.
+    /// Marks that the connection can carry the next event after this failure.
     pub(super) fn and_leaves_connection(mut self) -> Self {
         if let Cause::Refused { leaves_connection, .. } = &mut self.cause {
             *leaves_connection = true;
@@ -149,7 +152,7 @@ impl Failed {
         self
     }
 
-    /// The same failure of a connection with a class that its code does not tell.
+    /// Sets the class of the error of a broken connection, if its code does not imply the class.
     pub(super) fn of_class(mut self, known: ErrorClass) -> Self {
         if let Cause::Broken { class, .. } = &mut self.cause {
             *class = Some(known);
@@ -160,15 +163,15 @@ impl Failed {
 
 /// A connection that publishes events, one after the other.
 pub(super) trait Publisher: Send + Sized + 'static {
-    /// The broker and the account there.
+    /// The broker's address and the account at the broker.
     type Account: Send + Sync;
-    /// The last bytes of a connection, for brokers that log a warning without them.
+    /// The bytes that announce the end of a connection. Some brokers log a warning without them.
     const FAREWELL: &'static [u8] = b"";
-    /// Whether a broker may say something on an idle connection and go on with it. Otherwise a connection with something
-    /// unread is not used again: the broker ends it, or what it said could be taken for the next answer.
+    /// Whether a broker may send something on an idle connection without ending it. If false, a connection with unread
+    /// bytes is not used again: the broker is ending it, or the bytes could be taken for the next answer.
     const SPEAKS_UNASKED: bool = false;
 
-    /// Refuses an address that the broker could not or should not take. The text goes on after the words "the address".
+    /// Checks an address. The error completes a sentence that begins with "the address".
     fn check_target(account: &Self::Account, target: &str) -> Result<(), String>;
 
     /// Connects, encrypts the connection as the settings ask, and signs in.
@@ -188,10 +191,10 @@ pub(super) trait Publisher: Send + Sized + 'static {
 
     fn wire(&mut self) -> &mut Wire;
 
-    /// When the connection was opened.
+    /// The time at which the connection was opened.
     fn opened(&self) -> Instant;
 
-    /// The idle time after which the broker may close the connection, if it has said so.
+    /// The idle time after which the broker may close the connection, if the broker has announced one.
     fn idle_limit(&self) -> Option<Duration> {
         None
     }
@@ -226,7 +229,7 @@ pub(super) struct Broker<P: Publisher> {
 }
 
 impl<P: Publisher> Broker<P> {
-    /// The driver for this account. `source` is the setting of that name.
+    /// The driver for this account. `source` is the setting `source`.
     pub(super) fn boxed(
         account: P::Account,
         source: Option<String>,
@@ -246,8 +249,8 @@ impl<P: Publisher> Broker<P> {
     async fn publish(&self, event: &Event<'_>, deadline: Deadline) -> Result<Acknowledged, Failed> {
         if let Some(idle) = self.usable().await {
             match self.publish_over(idle, event, deadline).await {
-                // The idle connection was of no use any more. The broker does not have the event, so a new connection
-                // is opened.
+                // The idle connection broke before the event was written. The broker does not have the event, so a new
+                // connection is opened.
                 Err(Failed { is_published: false, cause: Cause::Broken { .. } }) => {}
                 result => return result,
             }
@@ -274,8 +277,8 @@ impl<P: Publisher> Broker<P> {
         result
     }
 
-    /// An idle connection that the broker has not closed. One that it closes just as we publish makes the outcome
-    /// unclear. With `at_most_once` such a send is not repeated, so there each opens its own connection.
+    /// Takes an idle connection that the broker has not closed. If the broker closes it during a publish, the outcome
+    /// is unclear. With `at_most_once` an unclear send is not repeated, so there no connection is kept.
     async fn usable(&self) -> Option<P> {
         while let Some(Kept(mut publisher)) = self.idle.take() {
             let wire = publisher.wire();
@@ -300,12 +303,12 @@ impl<P: Publisher> Broker<P> {
             Cause::NotConnected(failure) if failure.phase == Phase::Refused => {
                 Report::from(Outcome::refused(failure.code)).because(failure.detail)
             }
-            // Every event would meet this certificate.
+            // The broker shows this certificate to every event, so the lane is paused.
             Cause::NotConnected(failure) if failure.code == BAD_CERTIFICATE => {
                 let report = Report::from(Outcome::config(failure.code)).because(failure.detail);
                 Report { class: Some(ErrorClass::Config), ..report }
             }
-            // Only a publish can bring the event to the broker, and it had not begun.
+            // No connection was opened, so the broker cannot have the event.
             Cause::NotConnected(failure) => Report::from(Outcome::deferred(failure.code)).because(failure.detail),
             Cause::Broken { code, class, detail } => {
                 let detail = self.clean(&detail, target);
@@ -322,7 +325,7 @@ impl<P: Publisher> Broker<P> {
         }
     }
 
-    /// A text of the broker in one line, without the secrets and the address.
+    /// A text from the broker as one line, without the secrets and the address.
     fn clean(&self, text: &str, target: &str) -> String {
         let mut redactions = Redactions::default();
         // The secrets are revealed here to search for them in the text.
@@ -362,12 +365,12 @@ impl<P: Publisher> Driver for Broker<P> {
     }
 }
 
-/// Whether a broker's own id of an event can be kept. A shortened id would be of no use.
+/// Whether a broker's own id of an event can be stored. An id that is too long is not shortened, but ignored.
 fn is_reference(text: &str) -> bool {
     (1..=http::REFERENCE_CHARS).contains(&text.chars().count()) && !text.chars().any(char::is_control)
 }
 
-/// The facts of a driver for a broker. Its channel has the driver's name.
+/// The properties of a driver for a broker. The channel has the same name as the driver.
 pub(super) fn kind(
     name: &'static str,
     guarantee: Guarantee,
@@ -393,14 +396,14 @@ pub(super) fn kind(
     }
 }
 
-/// The default policy: a broker is back after seconds or minutes, and events should not wait for long after that. The
-/// last of 100 attempts is 15 hours after the first.
+/// The default policy. A broker that fails usually works again after seconds or minutes, and events should not wait
+/// much longer. The last of 100 attempts is 15 hours after the first.
 fn policy() -> Policy {
     let schedule = Schedule::Exponential { base_s: 1.0, factor: 2.0, cap_s: 600.0 };
     Policy { max_attempts: 100, ..schedule.into() }
 }
 
-/// Refuses an address with more than `most` bytes, with control characters, and with any of `forbidden`.
+/// Refuses an address that is empty, has more than `most` bytes, or contains a control character or one of `forbidden`.
 pub(super) fn check_characters(target: &str, most: usize, forbidden: &[char]) -> Result<(), String> {
     if target.is_empty() || target.len() > most {
         return Err(format!("has {} bytes; 1 to {most} are allowed", target.len()));

@@ -1,5 +1,5 @@
-//! Callbacks: requests by which a provider reports what became of the messages that it took. A driver verifies a callback
-//! over its raw bytes and reads the receipts in it. It knows nothing of deliveries and of storage.
+//! Callbacks: requests by which a provider reports what happened to messages that it accepted. A driver verifies the
+//! raw bytes of a callback and reads the receipts in it. It knows nothing of deliveries and of storage.
 
 use ::http::HeaderMap;
 use postcommit::Timestamp;
@@ -13,7 +13,7 @@ use crate::secret::Secrets;
 pub struct CallbackRequest<'a> {
     /// Whether the method is GET. Otherwise it is POST.
     pub is_get: bool,
-    /// The URL that the provider called, as far as it is known, without the query.
+    /// The URL that the provider called, without the query, as far as the server knows its own URL.
     pub url: &'a str,
     /// The query as it was written, without its question mark.
     pub query: &'a str,
@@ -35,7 +35,7 @@ pub struct CallbackParts<'a> {
 /// The content of a callback that was verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CallbackAnswer {
-    /// What happened to messages. It may be empty.
+    /// The receipts in the callback. The list may be empty.
     Receipts(Vec<Reported>),
     /// The provider asks whether we expect its callbacks. This text is the answer.
     Challenge(String),
@@ -48,24 +48,24 @@ pub enum CallbackRefusal {
     Unverified(String),
     /// The callback cannot be read.
     Malformed(String),
-    /// The provider does not use this method.
+    /// The HTTP method of the callback is one that the provider does not use.
     Method,
 }
 
-/// How a provider proves that a callback is its own.
+/// The proof that a callback comes from its provider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trust {
-    /// By a signature or a credential in the request, besides the token in the URL.
+    /// A signature or a credential in the request, besides the token in the URL.
     Verified,
-    /// By the token in the URL alone, because the provider has no other proof.
+    /// Only the token in the URL, because the provider offers no other proof.
     TokenAlone,
-    /// By the token in the URL alone, until the secret or setting is set that verifies the proof.
+    /// Only the token in the URL, until the secret or setting that verifies a better proof is set.
     TokenUntilSet,
 }
 
 /// Reads the callbacks of a driver's providers.
 pub trait Callback: Send + Sync {
-    /// Where the operator enters the URL, in a sentence.
+    /// A sentence that says where the operator enters the URL for callbacks.
     fn help(&self) -> &str;
 
     /// How the callbacks of this provider are verified.

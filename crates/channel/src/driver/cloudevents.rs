@@ -1,5 +1,5 @@
-//! Writes an event as CloudEvents 1.0 in structured mode: one JSON object with the attributes and the payload.
-//! It is byte for byte the same on every attempt and for every broker.
+//! Writes an event as CloudEvents 1.0 in structured mode: one JSON object with the attributes and the payload. The JSON
+//! is byte for byte the same on every attempt and for every broker.
 
 use postcommit::{Timestamp, TraceParent};
 use serde::Serialize;
@@ -38,7 +38,8 @@ struct Envelope<'a> {
     data: &'a RawValue,
 }
 
-/// The envelope of a message, as JSON. `id` is the key of the delivery. Without a `source`, it names the tenant.
+/// The envelope of a message, as JSON. `id` is the key of the delivery. If `source` is `None`, the attribute `source`
+/// names the tenant.
 pub(super) fn envelope(message: &Message<'_>, id: &str, source: Option<&str>) -> Vec<u8> {
     let event = &message.raw_event;
     let of_tenant = || format!("urn:postcommit:{}", event.tenant);
@@ -47,7 +48,7 @@ pub(super) fn envelope(message: &Message<'_>, id: &str, source: Option<&str>) ->
         id,
         source: &source.map_or_else(of_tenant, str::to_owned),
         r#type: event.event_type,
-        // CloudEvents allows no empty attribute.
+        // CloudEvents allows no empty attribute, so an empty one is left out.
         subject: event.entity.filter(|entity| !entity.is_empty()),
         time: event.created_at,
         datacontenttype: "application/json",
@@ -62,7 +63,8 @@ pub(super) fn envelope(message: &Message<'_>, id: &str, source: Option<&str>) ->
     serde_json::to_vec(&envelope).unwrap_or_default()
 }
 
-/// The trace context of the request that enqueued the event. The context of an attempt would be another each time.
+/// The trace context of the request that enqueued the event. The context of the attempt is not used, because it differs
+/// for every attempt.
 fn origin(source: &serde_json::Value) -> Option<TraceParent> {
     source.get("traceparent")?.as_str()?.parse().ok()
 }

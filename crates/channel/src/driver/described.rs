@@ -1,5 +1,5 @@
-//! What an operator fills in for the drivers that are programs, and what is said about them: `described.toml`. A recipe
-//! has the same in its own file.
+//! The texts that operators see for the compiled drivers, with their settings and secrets, from `described.toml`. A
+//! recipe has these texts in its own file.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -8,19 +8,19 @@ use serde::Deserialize;
 
 use super::recipe::Field;
 
-/// The description of a driver that is a program.
+/// The description of a compiled driver, as operators see it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Described {
-    /// The name for people.
+    /// The name of the driver for people.
     pub title: String,
     /// What the driver does, in a sentence.
     pub about: String,
-    /// What the address of a recipient is.
+    /// What an address is for this driver, such as `a mail address`.
     pub address: String,
     /// The reason for the guarantee, as the end of a sentence.
     pub because: String,
-    /// How sure the facts are.
+    /// Where the facts about the service come from, and how the driver was tested.
     pub facts: String,
     #[serde(default)]
     pub settings: BTreeMap<String, Field>,
@@ -50,7 +50,7 @@ mod tests {
     use crate::egress::{Egress, EgressSettings};
     use crate::secret::Secrets;
 
-    /// The settings that a driver takes, as its refusal of an unknown one lists them.
+    /// The settings that a driver takes. They are read from the error for an unknown setting, which lists them.
     fn taken(kind: &Kind) -> BTreeSet<String> {
         let egress = Egress::new(&EgressSettings::default()).unwrap();
         let (settings, secrets, capture_fail_on) = (&json!({"no_such": 1}), &Secrets::new(), &FailOn::default());

@@ -6,7 +6,7 @@ use crate::model::{ErrorClass, Evidence, Guarantee, Outcome, Report};
 
 /// The number of characters of an answer that the attempt log keeps.
 const EXCERPT_CHARS: usize = 512;
-/// The number of characters of a request that an operator is shown.
+/// The number of characters of a request that are shown to an operator.
 const SHOWN_CHARS: usize = 8000;
 /// The text that takes the place of a secret.
 pub(super) const REDACTED: &str = "[redacted]";
@@ -79,7 +79,7 @@ pub(super) fn shown(call: &Call, secrets: &[String]) -> String {
     without(text, secrets).chars().take(SHOWN_CHARS).collect()
 }
 
-/// The text without the secrets.
+/// Replaces the secrets in a text.
 fn without(text: String, secrets: &[String]) -> String {
     secrets.iter().filter(|secret| secret.len() > 1).fold(text, |text, secret| redacted(text, secret))
 }

@@ -1,23 +1,23 @@
-//! Connections of a lane that wait for the next message.
+//! Keeps the idle connections of a provider for its next messages.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::clock;
 
-/// A connection that was idle for longer is not used again. Servers close idle connections after some minutes.
+/// The longest idle time after which a connection is used again. Servers close idle connections after some minutes.
 const IDLE: Duration = Duration::from_secs(60);
-/// A connection that is older is not used again, so that a change of the server's address is noticed.
+/// The greatest age at which a connection is used again, so that a change of the server's address is noticed.
 const AGE: Duration = Duration::from_secs(300);
-/// The most idle connections. More are closed.
+/// The maximum number of idle connections. Further connections are closed.
 const KEPT: usize = 16;
 
 /// A connection that can carry several messages, one after the other.
 pub(super) trait Reusable: Send + Sized + 'static {
-    /// When the connection was opened.
+    /// The time at which the connection was opened.
     fn opened(&self) -> Instant;
 
-    /// The idle time after which the server may close the connection, if it has said so.
+    /// The idle time after which the server may close the connection, if the server has announced one.
     fn idle_limit(&self) -> Option<Duration> {
         None
     }
@@ -27,11 +27,12 @@ pub(super) trait Reusable: Send + Sized + 'static {
         false
     }
 
-    /// Ends the connection politely. Failures do not matter.
+    /// Closes the connection as the protocol asks. Failures are ignored.
     fn close(self) -> impl Future<Output = ()> + Send;
 }
 
-/// The idle connections of one provider, the one used last at the end.
+/// The idle connections of one provider, each with the time since which it is idle. The last one was used most
+/// recently.
 pub(super) struct IdleConnections<C>(Mutex<Vec<(C, Instant)>>);
 
 impl<C> Default for IdleConnections<C> {
@@ -41,7 +42,7 @@ impl<C> Default for IdleConnections<C> {
 }
 
 impl<C: Reusable> IdleConnections<C> {
-    /// Takes a connection that may be used again. Closes those that may not.
+    /// Takes a connection that may be used again, and closes the connections that are too old.
     pub(super) fn take(&self) -> Option<C> {
         let now = clock::monotonic();
         let (old, found) = {
@@ -102,13 +103,13 @@ mod tests {
     #[tokio::test]
     async fn a_connection_is_not_kept_for_longer_than_its_server_does() {
         let idle = IdleConnections::default();
-        // The limit of the server, and for how long the connection was idle, in seconds.
+        // Each row: the idle limit of the server, and the time for which the connection was idle, in seconds.
         for (limit, idle_s, is_kept) in [
             (None, 50, true),
             (None, 70, false),
             (Some(30), 20, true),
             (Some(30), 50, false),
-            // No limit of a server makes ours longer.
+            // A longer limit of the server does not extend our own limit.
             (Some(600), 50, true),
             (Some(600), 70, false),
         ] {

@@ -49,7 +49,7 @@ pub struct Kind {
     pub local_settings: Vec<LocalSetting>,
     /// The provider that is created automatically, if the driver has one.
     pub ready_made: Option<ReadyMade>,
-    /// Reads the callbacks of its providers, if the service makes any.
+    /// Reads the callbacks of this driver's providers. `None` if the service sends no callbacks.
     pub callback: Option<Arc<dyn Callback>>,
     /// The recipe, if the driver is described by one.
     pub recipe: Option<Arc<Recipe>>,
@@ -179,7 +179,7 @@ impl Kind {
     }
 }
 
-/// The drivers that are programs.
+/// The compiled drivers, in contrast to recipes.
 static COMPILED: LazyLock<[Arc<Kind>; 9]> = LazyLock::new(|| {
     [
         capture::kind(),
@@ -237,8 +237,8 @@ pub fn destination(driver: &str) -> Destination {
     kind(driver).map_or(Destination::Service, |kind| kind.destination)
 }
 
-/// The time for which the provider remembers the key of a delivery. If its driver is unknown, it is the setting
-/// `key_window_s`, or else one day.
+/// The time for which the provider remembers the key of a delivery. If the driver of the provider is unknown, the
+/// setting `key_window_s` decides, or else it is one day.
 pub fn key_window(provider: &Provider) -> Duration {
     match kind(&provider.driver) {
         Ok(kind) => kind.key_window.of(&provider.settings),

@@ -1,5 +1,5 @@
-//! The `mqtt` driver publishes events to an MQTT 5 broker with QoS 1.
-//! MQTT has no key by which a broker knows a repetition, so consumers recognise it by the id of the event.
+//! The `mqtt` driver publishes events to an MQTT 5 broker with QoS 1. MQTT has no idempotency keys, so the broker does
+//! not recognise a repeated event; consumers recognise it by its id.
 
 mod packet;
 
@@ -16,7 +16,7 @@ use crate::egress::{Deadline, Egress, Endpoint};
 use crate::model::{ErrorClass, Guarantee, Outcome};
 use crate::secret::{Secret, random};
 
-/// The most bytes of a topic.
+/// The maximum number of bytes of a topic.
 const TOPIC_BYTES: usize = 1024;
 /// The time without a packet after which the broker may close the connection, in seconds. It is longer than any send
 /// and any idle time.
@@ -77,19 +77,19 @@ fn build(parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
 struct Connection {
     wire: Wire,
     connack: Connack,
-    /// The number of the last publish. Only one is under way, but what the broker still says of an earlier one must not
-    /// be taken for its answer.
+    /// The number of the last publish. Publishes run one at a time, but a late answer to an earlier publish must not be
+    /// taken for the answer to the last one.
     packet_id: u16,
 }
 
 impl Publisher for Connection {
     type Account = Account;
-    /// DISCONNECT.
+    /// The packet DISCONNECT.
     const FAREWELL: &'static [u8] = &[0xe0, 0];
 
     fn check_target(_: &Account, target: &str) -> Result<(), String> {
         check_characters(target, TOPIC_BYTES, &['+', '#'])?;
-        // Topics of the broker itself, such as `$SYS/…`.
+        // Topics that begin with `$`, such as `$SYS/…`, belong to the broker itself.
         match target.starts_with('$') {
             true => Err("begins with \"$\", which the broker itself uses; choose another topic".into()),
             false => Ok(()),
@@ -120,7 +120,7 @@ impl Publisher for Connection {
         event: &Event<'_>,
         deadline: Deadline,
     ) -> Result<Acknowledged, Failed> {
-        // 0 is no number.
+        // MQTT does not allow 0 as the number of a packet.
         self.packet_id = self.packet_id.checked_add(1).unwrap_or(1);
         let bytes = publish(event, self.packet_id);
         if bytes.len() > self.connack.maximum_packet {
@@ -146,7 +146,7 @@ impl Publisher for Connection {
                     packet::TOO_LARGE => {
                         Failed::refused(Outcome::refused("too_large"), ErrorClass::InvalidContent, detail)
                     }
-                    // A refusal of the event, and not of all others.
+                    // These reasons refuse this event only. Any other reason concerns the connection.
                     packet::NOT_AUTHORIZED | packet::TOPIC_INVALID | packet::PAYLOAD_INVALID => publish_refusal(reason),
                     _ => self.wire.broken("disconnected", &detail).of_class(ErrorClass::ServerError),
                 });
@@ -170,7 +170,7 @@ impl Publisher for Connection {
     }
 }
 
-/// The packet CONNECT: a clean start without a session, since nothing is received.
+/// The packet CONNECT: a clean start without a session, because this client receives no events.
 fn connect(account: &Account) -> Vec<u8> {
     const CLEAN_START: u8 = 0x02;
     const PASSWORD: u8 = 0x40;

@@ -15,9 +15,9 @@ use crate::egress::{Deadline, Egress, Endpoint};
 use crate::model::{ErrorClass, Guarantee, Outcome};
 use crate::secret::{Secret, random};
 
-/// The key window: the duplicate window of a stream is two minutes by default.
+/// The key window. The default is the default duplicate window of a stream: two minutes.
 const KEY_WINDOW: KeyWindow = KeyWindow { default_s: 120, allowed_s: 1..=2_592_000 };
-/// The most bytes of a subject. The server takes 4096 bytes for the whole line of the command by default.
+/// The maximum number of bytes of a subject. By default, the server takes 4096 bytes for the whole command line.
 const SUBJECT_BYTES: usize = 1024;
 const PORT: u16 = 4222;
 
@@ -47,16 +47,16 @@ struct Settings {
     key_window_s: Option<u64>,
 }
 
-/// How a connection is encrypted.
+/// How a connection to a NATS server is encrypted.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Encryption {
-    /// After the server's first line, as NATS servers usually do.
+    /// TLS after the server's first line, as NATS servers usually do.
     #[default]
     Required,
-    /// From the first byte, for servers with `handshake_first`.
+    /// TLS from the first byte, for servers with `handshake_first`.
     Implicit,
-    /// Never, for servers on the same machine or in a closed network.
+    /// No TLS, for servers on the same machine or in a closed network.
     None,
 }
 
@@ -107,20 +107,20 @@ fn check_subject(subject: &str) -> Result<(), String> {
 struct Connection {
     wire: Wire,
     info: Info,
-    /// The subject of our inbox. The number of a publish follows for each answer.
+    /// The beginning of the subjects on which the server answers. The number of the publish follows.
     inbox: String,
     published: u64,
 }
 
 impl Publisher for Connection {
     type Account = Account;
-    /// The server asks by PING whether we are still there.
+    /// On idle connections the server sends PING to check whether the client is still there.
     const SPEAKS_UNASKED: bool = true;
 
     fn check_target(account: &Account, target: &str) -> Result<(), String> {
         check_subject(target)?;
-        // The server is administered over subjects that begin with `$`, and other programs get their answers on
-        // subjects of inboxes.
+        // Subjects that begin with `$` are for the administration of the server, and on subjects of inboxes other
+        // programs get their answers.
         let is_inbox =
             |prefix: &str| target.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
         match target.starts_with('$') || is_inbox("_INBOX") || is_inbox(&account.inbox_prefix) {
@@ -180,7 +180,7 @@ impl Publisher for Connection {
                 }
                 Answer::Ping => self.wire.write(b"PONG\r\n", deadline).await?,
                 Answer::Error(text) => return Err(server_error(&self.wire, &text)),
-                // An acknowledgement that came too late for an earlier event, or something that needs no answer.
+                // A late acknowledgement of an earlier event, or a line that needs no reaction.
                 Answer::Message { .. } | Answer::Pong | Answer::Other => {}
             }
         }

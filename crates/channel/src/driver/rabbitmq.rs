@@ -1,5 +1,5 @@
 //! The `rabbitmq` driver publishes events to an exchange of RabbitMQ (AMQP 0-9-1) and waits for the publisher confirm.
-//! AMQP has no key by which a broker knows a repetition, so consumers recognise it by the id of the event.
+//! AMQP has no idempotency keys, so the broker does not recognise a repeated event; consumers recognise it by its id.
 
 mod frame;
 
@@ -16,9 +16,9 @@ use crate::egress::{Deadline, Egress, Endpoint};
 use crate::model::{ErrorClass, Guarantee, Outcome};
 use crate::secret::Secret;
 
-/// The most bytes of a short string, such as a routing key.
+/// The maximum number of bytes of a short string, such as a routing key.
 const SHORT_BYTES: usize = 255;
-/// The largest frame that we take and send. A returned event comes back in frames of this size.
+/// The maximum number of bytes of a frame, in both directions. A returned event comes back in frames of this size.
 const FRAME_BYTES: u32 = 32 * 1024;
 /// The longest expiry of a message that RabbitMQ takes, in milliseconds.
 const EXPIRATION_MS: u128 = u32::MAX as u128;
@@ -85,9 +85,9 @@ fn build(parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
 /// A connection with a channel on which publishes are confirmed.
 struct Connection {
     wire: Wire,
-    /// The most bytes of a frame.
+    /// The maximum number of bytes of a frame, as agreed with the broker.
     frame_bytes: usize,
-    /// The number of the last publish. The broker counts the same way.
+    /// The number of the last publish. The broker counts in the same way, and its confirm contains the number.
     published: u64,
 }
 
@@ -98,7 +98,7 @@ impl Publisher for Connection {
 
     fn check_target(_: &Account, target: &str) -> Result<(), String> {
         check_characters(target, SHORT_BYTES, &[])?;
-        // Names of the broker itself, such as the queues of answers to other programs.
+        // Names that begin with `amq.` belong to the broker itself, such as the queues for answers to other programs.
         match target.starts_with("amq.") {
             true => Err("begins with \"amq.\", which the broker itself uses; choose another routing key".into()),
             false => Ok(()),
@@ -137,7 +137,7 @@ impl Publisher for Connection {
         let mut returned = None;
         loop {
             let frame = Frame::read(&mut self.wire, deadline).await?;
-            // The content of a returned event, and heartbeats, are of no interest.
+            // Ignore the content of a returned event, and heartbeats.
             let Some((which, mut arguments)) = frame.method() else { continue };
             match which {
                 method::RETURN => returned = Some(Closed::read(&mut arguments).unwrap_or_default()),
@@ -174,7 +174,7 @@ impl Publisher for Connection {
 }
 
 impl Connection {
-    /// Reads frames up to this method and returns its arguments.
+    /// Reads frames until this method arrives, and returns its arguments.
     async fn method(&mut self, expected: (u16, u16), deadline: Deadline) -> Result<Vec<u8>, Failed> {
         loop {
             let frame = Frame::read(&mut self.wire, deadline).await?;
@@ -189,7 +189,8 @@ impl Connection {
         }
     }
 
-    /// Accepts the limits of the broker, and states ours. Without heartbeats: an idle connection is kept for a minute.
+    /// Accepts the limits of the broker and states ours. Heartbeats are off, because an idle connection is kept for a
+    /// minute at most.
     fn tuned(&mut self, tune: &[u8]) -> Result<Vec<u8>, Failed> {
         let mut arguments = frame::Reader(tune);
         let (channels, frame) = (arguments.u16(), arguments.u32());
@@ -201,7 +202,7 @@ impl Connection {
         Ok(Writer::method(method::TUNE_OK).u16(channels).u32(frame_bytes).u16(0).frame(0))
     }
 
-    /// The meaning of a closed connection or channel. Some codes say what became of the event, the others do not.
+    /// The meaning of a closed connection or channel. Some codes say whether the broker has the event, others do not.
     fn closed(&self, which: (u16, u16), why: &Closed) -> Failed {
         let detail = format!("the broker closed the connection: {} {}", why.code, why.text);
         let code = format!("amqp_{}", why.code);
@@ -210,7 +211,7 @@ impl Connection {
         let broken = self.wire.broken("amqp_closed", &detail).of_class(ErrorClass::ServerError);
         match why.code {
             404 if is_publish => Failed::config("no_exchange", ErrorClass::Config, detail),
-            // Where the broker checks routing keys, another one may be allowed.
+            // The broker checks routing keys, and may allow another one. So only this event is refused.
             403 if is_publish && lower.contains("access to topic '") => {
                 Failed::refused(Outcome::refused("forbidden"), ErrorClass::Forbidden, detail)
             }
@@ -231,13 +232,14 @@ fn unrouted(why: &Closed) -> Failed {
     Failed::refused(Outcome::refused("unroutable"), ErrorClass::InvalidAddress, detail)
 }
 
-/// The sign-in. Without a user it is RabbitMQ's `guest`, who is allowed only from the same machine.
+/// The method with the sign-in. Without a user name it is the user `guest` of RabbitMQ, which may sign in only from the
+/// same machine.
 fn start_ok(account: &Account) -> Vec<u8> {
     let username = account.sign_in.username.as_deref().unwrap_or("guest");
     // The password is revealed here to be sent to the broker.
     let password = account.sign_in.password.as_ref().map_or("guest", Secret::reveal);
     let mut capabilities = Writer::default();
-    // Without it the broker ends the connection after a wrong password and does not say why.
+    // Without `authentication_failure_close` the broker ends the connection after a wrong password without a reason.
     capabilities.flag("authentication_failure_close").flag("publisher_confirms").flag("basic.nack");
     let mut properties = Writer::default();
     properties.field("product", "postcommit").field("version", env!("CARGO_PKG_VERSION"));
@@ -261,7 +263,7 @@ fn publish(account: &Account, event: &Event<'_>, frame_bytes: usize) -> Vec<u8> 
     bytes
 }
 
-/// The properties of an event. Texts that do not fit a short string are in the envelope alone.
+/// The properties of an event. A text that is too long for a short string is left out; the envelope has it.
 fn properties(event: &Event<'_>) -> Writer {
     let fits = |text: &&str| text.len() <= SHORT_BYTES;
     let expiration = event.lifetime.as_millis();

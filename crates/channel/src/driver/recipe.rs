@@ -64,7 +64,7 @@ const VALUES: [&str; 16] = [
 /// An address with fewer characters is a word such as `all`. Redacting it would make the answer unreadable.
 const PERSONAL_CHARS: usize = 4;
 
-/// An HTTP service as data.
+/// A recipe: an HTTP service that is described by data.
 #[derive(Debug)]
 pub struct Recipe {
     /// The name of the driver.
@@ -72,7 +72,7 @@ pub struct Recipe {
     /// The name of the service.
     pub title: String,
     pub channel: String,
-    /// What the address of a recipient is.
+    /// What an address is for this service, such as `a phone number`.
     pub address: String,
     pub guarantee: Guarantee,
     /// The reason for the guarantee.
@@ -83,7 +83,7 @@ pub struct Recipe {
     pub burst: Option<i32>,
     /// The time that the service asks for between two messages to the same recipient.
     pub recipient_interval: Option<Duration>,
-    /// How sure the facts are, and when they were checked.
+    /// Where the facts about the service come from, and when they were checked.
     pub facts: String,
     pub settings: Fields,
     pub secrets: Fields,
@@ -102,10 +102,10 @@ pub struct Recipe {
     address_type: FieldType,
 }
 
-/// A value that the service does not take.
+/// A limit of the service on a value.
 #[derive(Debug)]
 struct Limit {
-    /// The name of the value in messages.
+    /// The name of the value in error messages.
     name: String,
     of: Limited,
     chars: Option<usize>,
@@ -114,18 +114,18 @@ struct Limit {
     without: Vec<String>,
 }
 
-/// What a limit is about.
+/// The value that a limit is about.
 #[derive(Debug)]
 enum Limited {
     Value(Expression),
-    /// A field of the body, as it is sent.
+    /// The value of a field in the request's body. The field is given by its path.
     Sent(Vec<String>),
 }
 
 /// The reason why no request can be made.
 struct Refusal {
     code: &'static str,
-    /// `Config`: the provider is configured wrongly, so no message can be sent.
+    /// `Config` means that the provider is configured wrongly, so no message can be sent.
     class: ErrorClass,
     detail: String,
 }
@@ -171,15 +171,15 @@ impl Recipe {
         field::data(fixed, settings, data)
     }
 
-    /// The fields of the channel data that the recipe does not know, and so does not send. Empty if it sends whatever
-    /// the data contains.
+    /// The fields of the channel data that the recipe does not know and therefore does not send. Empty if the recipe
+    /// sends every field.
     #[must_use]
     pub fn unknown_data(&self, data: Option<&Json>) -> Vec<String> {
         let given = data.and_then(Json::as_object).into_iter().flatten().map(|(name, _)| name);
         given.filter(|name| !self.all_data && !self.data.contains_key(*name)).cloned().collect()
     }
 
-    /// What the service does not take, for people: `text: at most 1600 characters`.
+    /// The limits of the service, as operators read them: `text: at most 1600 characters`.
     pub fn limits(&self) -> Vec<String> {
         let mut all: Vec<String> = self.limits.iter().flat_map(Limit::words).collect();
         all.extend(self.request.request_bytes.map(|most| format!("the whole request: at most {most} bytes")));
@@ -217,7 +217,7 @@ impl Recipe {
     }
 }
 
-/// A provider of a recipe.
+/// The driver of one provider that uses a recipe.
 struct FromRecipe {
     recipe: Arc<Recipe>,
     /// The settings with their defaults, for expressions and for the check of the channel data.
@@ -307,7 +307,7 @@ impl Driver for FromRecipe {
                 redactions.address(message.target, Url::parse(message.target).ok().as_ref());
             }
             if self.recipe.address_type == FieldType::Phone {
-                // Services write a phone number without its plus sign, and most get it so.
+                // Services often write a phone number without its plus sign, and most recipes send it in this form.
                 redactions.address(&digits(message.target), None);
             }
             let redactions = redactions.into_texts();
@@ -334,7 +334,8 @@ impl FromRecipe {
         if let Some(parent) = message.traceparent.and_then(|parent| HeaderValue::from_str(parent).ok()) {
             headers.insert(TRACEPARENT, parent);
         }
-        // A reused connection may be closed by the peer just as we send, which makes the outcome unclear.
+        // The peer may close a reused connection during the request, which makes the outcome unclear. So `at_most_once`
+        // uses a new connection for every request.
         let fresh = self.guarantee == Guarantee::AtMostOnce;
         Ok(Call { method, url, headers, body, timeout: message.timeout, fresh })
     }
@@ -352,8 +353,8 @@ impl FromRecipe {
             let with = signer.sign(&mut signed, &self.egress, deadline).await?;
             signed.timeout = deadline.left();
             let (redactions, result) = (self.secrets_in(&signed), self.egress.send(signed.clone()).await);
-            // A token may be withdrawn before its end. The service did nothing with the request that it refused, so it
-            // gets the same request with a new token.
+            // The service may withdraw a token before its end. A request that it refuses with 401 has had no effect, so
+            // it is sent again with a new token.
             let is_refused = result.as_ref().is_ok_and(|answer| answer.status == 401) && with == With::KnownToken;
             if is_second || !is_refused {
                 return Ok((result, redactions));
@@ -470,7 +471,7 @@ impl Limit {
     }
 }
 
-/// The event for expressions.
+/// The event, as expressions read it.
 fn event(message: &Message<'_>) -> Value {
     let event = &message.raw_event;
     let some = |text: Option<&str>| text.map_or(Value::UNDEFINED, Value::from);
@@ -487,7 +488,7 @@ fn event(message: &Message<'_>) -> Value {
     ])
 }
 
-/// A UUID that is always the same for the same key.
+/// Derives a UUID from a key. The same key always gives the same UUID.
 fn uuid_of(key: &str) -> Uuid {
     let hash: [u8; 32] = Sha256::digest(key).into();
     let mut bytes = [0; 16];
@@ -495,7 +496,8 @@ fn uuid_of(key: &str) -> Uuid {
     uuid::Builder::from_random_bytes(bytes).into_uuid()
 }
 
-/// The report on a receiver whose URL is the address. What it answers does not concern other receivers.
+/// The report on a receiver whose URL is the address. Its answer says nothing about other receivers, so it affects only
+/// this delivery.
 fn of_one_receiver(mut report: Report) -> Report {
     report.only_delivery = true;
     if let Outcome::Rejected { because, .. } = &mut report.outcome

@@ -38,8 +38,8 @@ impl Redactions {
         self.0.insert(text.to_owned());
     }
 
-    /// Adds the confidential fields of a file of JSON, such as the key of a service account. Its other words are in many
-    /// answers.
+    /// Adds the confidential fields of a JSON file, such as the key of a service account. The other fields are ordinary
+    /// words that occur in many answers.
     pub(super) fn file(&mut self, json: &Value) {
         const CONFIDENTIAL: [&str; 5] = ["key", "secret", "token", "password", "credential"];
         let Value::Object(fields) = json else { return };

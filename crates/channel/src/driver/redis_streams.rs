@@ -16,18 +16,18 @@ use crate::egress::{Deadline, Egress, Endpoint};
 use crate::model::Guarantee;
 use crate::secret::Secret;
 
-/// The key window: one day by default. Each key takes about 150 bytes of Redis for this time.
+/// The key window: one day by default. Redis stores each key for this time, which takes about 150 bytes.
 const KEY_WINDOW: KeyWindow = KeyWindow::day(60..=2_592_000);
-/// The most bytes of the name of a stream.
+/// The maximum number of bytes of a stream's name.
 const STREAM_BYTES: usize = 1024;
 const PORT: u16 = 6379;
 
-/// Appends an entry once. Redis runs a script as a whole, so no other client sees a part of it.
-/// The key is written before the entry: where it cannot be written, nothing is appended. Where the entry cannot be
-/// appended, the key is removed again. So the script ends with an error only where nothing was appended. A key without
-/// an id is what a crash in between may leave, and is not a known one.
-/// KEYS: the stream, the key. ARGV: the seconds for which the key is kept, the most entries of the stream or an empty
-/// string, then the fields of the entry.
+/// Appends an entry once. Redis runs a script as a whole, so no other client sees a part of it. The key is written
+/// before the entry. If the key cannot be written, nothing is appended. If the entry cannot be appended, the key is
+/// removed again. So the script fails only if nothing was appended. A crash of the server between the two writes may
+/// leave a key without an entry id; such a key counts as unknown.
+/// KEYS: the stream, the key. ARGV: the seconds for which the key is kept, the maximum number of entries of the stream
+/// or an empty string, then the fields of the entry.
 const SCRIPT: &str = "\
 local known = redis.call('GET', KEYS[2])
 if known and known ~= '' then return {known, 1} end
@@ -113,7 +113,7 @@ impl Publisher for Connection {
         if target.starts_with(KEY_PREFIX) {
             return Err(format!("begins with {KEY_PREFIX:?}, under which keys are kept; choose another stream"));
         }
-        // No name of a key would be kept together with such a stream.
+        // A Redis Cluster cannot keep any key on the same server as such a stream.
         match hash_tag(target).is_none() && target.contains('}') {
             true => Err("holds '}' outside of a hash tag such as {shop}; choose another stream".into()),
             false => Ok(()),
@@ -132,7 +132,7 @@ impl Publisher for Connection {
             connection.ask(&words, deadline).await?;
         }
         let database = account.database.to_string();
-        // A server without a password for the default user shows here that it takes commands.
+        // If no password is set, this command shows whether the server accepts commands without a sign-in.
         connection.ask(&["SELECT", &database], deadline).await?;
         Ok(connection)
     }
@@ -185,7 +185,7 @@ impl Publisher for Connection {
 }
 
 impl Connection {
-    /// Sends a command that is no event. Any answer but an error is good.
+    /// Sends a command that publishes no event. Any reply but an error is a success.
     async fn ask(&mut self, words: &[&str], deadline: Deadline) -> Result<(), Failed> {
         let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
         self.0.write(&command(&words), deadline).await?;
@@ -196,17 +196,17 @@ impl Connection {
     }
 }
 
-/// The beginning of the names under which keys are kept.
+/// The beginning of the names of the Redis keys that store the keys of events.
 const KEY_PREFIX: &str = "postcommit:key:";
 
-/// The part of a stream's name by which a Redis Cluster chooses the server. `None` if that is the whole name.
+/// The part of a stream's name by which a Redis Cluster chooses the server. `None` if it is the whole name.
 fn hash_tag(stream: &str) -> Option<&str> {
     let (tag, _) = stream.split_once('{')?.1.split_once('}')?;
     Some(tag).filter(|tag| !tag.is_empty())
 }
 
-/// The name under which the key of an event is kept. The part in braces makes a Redis Cluster keep it where the stream
-/// is, because a script may use only names that are kept together.
+/// The name of the Redis key that stores the key of an event. The part in braces makes a Redis Cluster store it on the
+/// server of the stream, because a script may only use keys of one server.
 fn key(stream: &str, id: &str) -> String {
     format!("{KEY_PREFIX}{{{}}}:{id}", hash_tag(stream).unwrap_or(stream))
 }
@@ -232,7 +232,7 @@ mod tests {
         assert_eq!(key("{shop}:orders", "a_1"), "postcommit:key:{shop}:a_1");
         assert_eq!(key("a}b{shop}", "a_1"), "postcommit:key:{shop}:a_1");
         assert_eq!(key("a{b", "a_1"), "postcommit:key:{a{b}:a_1");
-        // Of the others, the key would be elsewhere. They are refused as addresses.
+        // Streams with the other names cannot have their key on the same server. They are refused as addresses.
         for (name, tag) in [("orders", None), ("a{b", None), ("{a}b}", Some("a")), ("{}", None), ("a}b", None)] {
             assert_eq!(hash_tag(name), tag, "{name}");
         }

@@ -1,5 +1,5 @@
 //! The `smtp` driver sends mail through a mail server (RFC 5321).
-//! A mail has the same bytes and the same Message-ID on every attempt, so that mail programs recognise a repetition.
+//! A mail has the same bytes and the same Message-ID on every attempt, so that mail programs recognise a repeated mail.
 
 mod dialogue;
 mod dkim;
@@ -25,9 +25,9 @@ use crate::egress::{BAD_CERTIFICATE, Deadline, Egress, Endpoint, Phase};
 use crate::model::{ErrorClass, Guarantee, Outcome, Report, Schedule};
 use crate::secret::Secret;
 
-/// The names of the sign-in methods, the preferred first.
+/// The sign-in methods by their SMTP names, the preferred one first.
 const MECHANISMS: [&str; 3] = ["PLAIN", "LOGIN", "XOAUTH2"];
-/// The most characters of the server's answer that are kept as its own id of the message.
+/// The maximum number of characters of the server's answer that are kept as the server's own id of the message.
 const REFERENCE_CHARS: usize = 255;
 
 pub(super) fn kind() -> Kind {
@@ -79,17 +79,17 @@ struct Settings {
     dkim_selector: Option<String>,
 }
 
-/// How a connection is encrypted.
+/// How a connection to a mail server is encrypted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Encryption {
-    /// From the first byte, usually on port 465.
+    /// TLS from the first byte, usually on port 465.
     Implicit,
-    /// By STARTTLS. A server that does not offer it gets no mail.
+    /// TLS by STARTTLS. A server that does not offer STARTTLS gets no mail.
     Starttls,
-    /// By STARTTLS if the server offers it, otherwise not.
+    /// TLS by STARTTLS if the server offers it, otherwise no TLS.
     Opportunistic,
-    /// Never, for servers on the same machine or in a closed network.
+    /// No TLS, for servers on the same machine or in a closed network.
     None,
 }
 
@@ -119,24 +119,25 @@ pub(super) struct SignIn {
     method: Option<Method>,
 }
 
-/// The password is revealed in these three methods to be sent to the server, and to search for it in its answers.
+/// The methods `plain`, `login` and `xoauth2` reveal the password, to send it and to search for it in the server's
+/// answers.
 impl SignIn {
-    /// What `AUTH PLAIN` sends.
+    /// The token that `AUTH PLAIN` sends.
     fn plain(&self) -> String {
         STANDARD.encode(format!("\0{}\0{}", self.username, self.password.reveal()))
     }
 
-    /// What `AUTH LOGIN` sends for the password.
+    /// The token that `AUTH LOGIN` sends for the password.
     fn login(&self) -> String {
         STANDARD.encode(self.password.reveal())
     }
 
-    /// What `AUTH XOAUTH2` sends.
+    /// The token that `AUTH XOAUTH2` sends.
     fn xoauth2(&self) -> String {
         STANDARD.encode(format!("user={}\x01auth=Bearer {}\x01\x01", self.username, self.password.reveal()))
     }
 
-    /// The method to use, if the server offers one that the settings allow.
+    /// The sign-in method to use. `None` if the server offers none that the settings allow.
     fn mechanism(&self, offered: &[String]) -> Option<&'static str> {
         let allowed: &[&str] = match self.method {
             None => &MECHANISMS[..2],
@@ -188,9 +189,12 @@ fn account(settings: &Settings, parts: &Parts<'_>) -> Result<Account, String> {
 fn sign_in(settings: &Settings, parts: &Parts<'_>, encryption: Encryption) -> Result<Option<SignIn>, String> {
     let password = parts.secrets.get("password").cloned();
     match (&settings.username, password) {
-        (None, None) if settings.auth.is_some() => Err("settings.auth: needs settings.username and a password".into()),
+        (None, None) if settings.auth.is_some() => {
+            Err("settings.auth: is set without settings.username; set the user name and the password, or remove it"
+                .into())
+        }
         (None, None) => Ok(None),
-        (None, Some(_)) => Err("settings.username: is missing; the password belongs to a user name".into()),
+        (None, Some(_)) => Err("settings.username: is missing; set it, because the secret \"password\" is set".into()),
         (Some(_), None) => Err("secret: settings.username needs the secret \"password\"; set it with --secret".into()),
         (Some(_), Some(_)) if encryption == Encryption::None => {
             Err("settings.tls: is none, but a password is sent only over TLS; use starttls or implicit".into())
@@ -273,8 +277,8 @@ impl Smtp {
         result
     }
 
-    /// Translates the result of a dialogue. The texts of the server are redacted. The address is `target` as it was
-    /// given, and `recipient` as the server got it.
+    /// Translates the result of a dialogue into a report. The server's texts are redacted. `target` is the address as
+    /// it was given, and `recipient` is the address as the server got it.
     fn report(&self, result: Result<Reply, Failed>, target: &str, recipient: &str) -> Report {
         let clean = |text: &str| http::excerpt(text.as_bytes(), &self.redactions(&[target, recipient]));
         let Failed { step, cause } = match result {
@@ -290,19 +294,19 @@ impl Smtp {
             Cause::NotConnected(failure) if failure.phase == Phase::Refused => {
                 Report::from(Outcome::refused(failure.code)).because(failure.detail)
             }
-            // Every mail would meet this certificate.
+            // The server shows this certificate to every mail, so the lane is paused.
             Cause::NotConnected(failure) if failure.code == BAD_CERTIFICATE => {
                 let report = Report::from(Outcome::config(failure.code)).because(failure.detail);
                 Report { class: Some(ErrorClass::Config), ..report }
             }
-            // Only the dialogue itself can send a mail, and it had not begun.
+            // The SMTP dialogue had not begun, so no mail can have been sent.
             Cause::NotConnected(failure) => Report::from(Outcome::deferred(failure.code)).because(failure.detail),
             Cause::Refused(reply) => {
                 let (outcome, class) = refusal(step, &reply);
                 let detail =
                     format!("the mail server refused {}: {} {}", step.name(), reply.code, clean(&reply.text()));
-                // A greylisted or busy mailbox says nothing about the mails to others. 421 is about the connection, and
-                // a refused sender about all mails.
+                // A greylisted or busy mailbox says nothing about mails to other recipients. Code 421 concerns the
+                // connection, and a refused sender concerns all mails.
                 let is_of_recipient = step == Step::RcptTo && reply.code != 421;
                 let only_delivery = is_of_recipient && class != ErrorClass::Account;
                 Report { class: Some(class), only_delivery, ..Report::from(outcome).because(detail) }

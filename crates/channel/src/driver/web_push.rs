@@ -30,9 +30,9 @@ const URGENCY: HeaderName = HeaderName::from_static("urgency");
 const TOPIC: HeaderName = HeaderName::from_static("topic");
 /// The longest time for which a push service keeps a message, in seconds: four weeks.
 const TTL_MOST_S: u32 = 2_419_200;
-/// The life of a signature, in seconds. Push services take at most a day.
+/// The time for which a signature is valid, in seconds. Push services accept at most a day.
 const SIGNATURE_S: i64 = 43_200;
-/// The number of characters of a topic that push services take.
+/// The maximum number of characters of a topic that push services accept.
 const TOPIC_CHARS: usize = 32;
 const URGENCIES: [&str; 4] = ["very-low", "low", "normal", "high"];
 
@@ -40,7 +40,8 @@ pub(super) fn kind() -> Kind {
     Kind {
         name: "web_push".into(),
         channel: "web_push".into(),
-        // A repetition replaces a message that was not delivered yet. One that was delivered is not recognised.
+        // Push services have no idempotency keys. A repeated message replaces one that was not delivered yet, but if
+        // the first was delivered, the browser shows both.
         guarantee: Guarantee::AtLeastOnce,
         policy: Policy::default(),
         destination: Destination::Service,
@@ -159,7 +160,7 @@ impl Subscription {
     }
 }
 
-/// What the channel data of a message may say about its delivery. Its other fields go to the page.
+/// The fields of the channel data that control the delivery. The other fields are sent to the web page.
 #[derive(Default, Deserialize)]
 struct Wishes {
     ttl_s: Option<u32>,
@@ -193,7 +194,7 @@ impl Driver for WebPush {
         })
     }
 
-    /// The request with the message as it is before its encryption.
+    /// The request as text, with the message before its encryption.
     fn shown_request(&self, message: &Message<'_>) -> Option<String> {
         let (mut call, _) = self.call(message).ok()?;
         call.headers.insert(AUTHORIZATION, HeaderValue::from_static(http::REDACTED));
@@ -233,7 +234,8 @@ impl WebPush {
             refused("bad_address", ErrorClass::InvalidAddress, detail.into())
         })?;
         let headers = self.headers(message, &subscription, &wishes)?;
-        // A reused connection may be closed by the peer just as we send, which makes the outcome unclear.
+        // The peer may close a reused connection during the request, which makes the outcome unclear. So `at_most_once`
+        // uses a new connection for every request.
         let fresh = self.guarantee == Guarantee::AtMostOnce;
         let (method, url, body) = (Method::POST, subscription.endpoint.clone(), body.into());
         Ok((Call { method, url, headers, body, timeout: message.timeout, fresh }, subscription))
@@ -253,7 +255,7 @@ impl WebPush {
             })?,
         };
         let topic = match &wishes.topic {
-            // A repetition replaces the message that the service still keeps.
+            // If this message is sent again, it replaces the message that the push service still keeps.
             None => topic_of(&message.key.provider_key()),
             Some(topic) => topic.clone(),
         };
@@ -313,7 +315,7 @@ impl WebPush {
     }
 }
 
-/// The message for the page as JSON, and the wishes for its delivery.
+/// The message for the web page, as JSON, and the fields that control its delivery.
 fn text(message: &Message<'_>) -> Result<(Bytes, Wishes), Box<Report>> {
     let content = &message.content;
     let data = content.data.as_deref().map(|data| data.get()).unwrap_or("{}");
@@ -343,24 +345,24 @@ fn by_priority(priority: i16) -> &'static str {
     }
 }
 
-/// A topic that is always the same for the same key, and of the length that push services take.
+/// Derives a topic of the allowed length from a key. The same key always gives the same topic.
 fn topic_of(key: &str) -> String {
     URL_SAFE_NO_PAD.encode(&Sha256::digest(key)[..24])
 }
 
-/// Whether the push service refuses this subscription because it was made with another key. Others are not concerned:
-/// an application that once had another key has both kinds.
+/// Whether the push service refuses this subscription because it was made with another key. Other subscriptions may be
+/// valid: an application that changed its key has subscriptions of both keys.
 fn is_foreign(answer: &HttpAnswer) -> bool {
     let text = String::from_utf8_lossy(&answer.body).to_ascii_lowercase();
     match answer.status {
         401 => text.contains("key mismatch"),
-        // Apple answers so to a signature that is not valid at all, whatever the subscription.
+        // Apple gives this answer if the signature is not valid at all, whatever the subscription.
         403 => !text.contains("badjwttoken"),
         _ => false,
     }
 }
 
-/// The refusal of one subscription, which does not pause the push service.
+/// The report on one refused subscription. It does not pause the push service's host.
 fn of_foreign(report: Report, detail: &str) -> Report {
     let code = report.outcome.code().unwrap_or_default();
     let detail = format!("the push service answered {}: {detail}", code.trim_start_matches("http_"));

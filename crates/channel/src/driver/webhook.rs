@@ -266,8 +266,8 @@ impl Webhook {
         let url = url.map_err(|problem| Report::from(Outcome::refused("bad_url")).because(problem))?;
         let body = body((message.channel, message.target), &message.content, message.raw_event);
         let headers = self.headers(message, &body).ok_or_else(|| Report::from(Outcome::refused("bad_header")))?;
-        // A reused connection may be closed by the peer just as we send, which makes the outcome unclear. With
-        // `at_most_once` such a send is not repeated, so each opens its own connection.
+        // The peer may close a reused connection during the request, which makes the outcome unclear. So `at_most_once`
+        // uses a new connection for every request.
         let fresh = self.guarantee == Guarantee::AtMostOnce;
         Ok(Call { method: Method::POST, url, headers, body, timeout: message.timeout, fresh })
     }
@@ -362,7 +362,7 @@ struct Body<'a> {
     schema_version: Option<i32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     webhook: Option<&'a RawValue>,
-    /// On a channel other than `webhook` the receiver sends the message on to a person, and needs all of it.
+    /// The whole message, on a channel other than `webhook`: the receiver forwards it to a person.
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<Forwarded<'a>>,
 }

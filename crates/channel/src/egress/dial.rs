@@ -27,7 +27,7 @@ use address::Filter;
 use stream::ByteStream;
 use tls::TlsClient;
 
-/// The number of addresses of one host that are tried.
+/// The maximum number of addresses of one host that are tried.
 const ADDRESSES_TRIED: usize = 8;
 
 /// The future that a [`Resolver`] returns.

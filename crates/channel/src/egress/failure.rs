@@ -5,8 +5,8 @@ use std::error::Error;
 /// The number of characters of an error's text that are kept.
 const DETAIL_CHARS: usize = 200;
 
-/// The code of a handshake that failed because the peer's certificate is not trusted, is of another name, or has
-/// expired. Another attempt fails in the same way until somebody changes the certificate or the settings.
+/// The code of a handshake that failed because the peer's certificate is not trusted, is for another name, or has
+/// expired. Another attempt fails in the same way until an operator changes the certificate or the settings.
 pub const BAD_CERTIFICATE: &str = "tls_certificate";
 
 /// The phase in which a connection or request failed.

@@ -77,7 +77,7 @@ pub struct HttpAnswer {
 }
 
 impl HttpAnswer {
-    /// Whether the whole body is here.
+    /// Whether the whole body was read.
     pub fn is_whole(&self) -> bool {
         self.body_complete && !self.truncated
     }

@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// The originator of a change: its name in the audit log and its request.
+/// The originator of a change: its name in the audit log, and the HTTP request that made the change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Actor {
     /// `key:<id>`, `cli:<user>`, `system` and similar.

@@ -1,5 +1,5 @@
 //! The circuit breaker: when a service has failed several times in a row, its lane or host is held for a while. The
-//! functions are pure; the dispatcher counts.
+//! functions here are pure; the dispatcher counts the failures.
 
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ pub const BREAKER_FAILURES: i32 = 5;
 pub const BREAKER_COOL_DOWN_S: i32 = 5;
 /// The longest cool-down.
 pub const LONGEST_COOL_DOWN: Duration = Duration::from_secs(300);
-/// The largest share by which a cool-down is randomly shortened, so that processes do not probe together.
+/// The largest share by which a cool-down is randomly shortened, so that processes do not all try the service again at
+/// the same moment.
 const JITTER: f64 = 0.2;
 
 /// What a report says about the service that was asked to send.
@@ -22,8 +23,8 @@ pub enum Health {
     /// The service itself failed: it could not be reached, did not answer in time, or failed to process the request. A rate
     /// limit without a time to wait counts as well: the cool-down finds out how long the service needs.
     Failed,
-    /// The report says nothing about the service. A rate limit with a time to wait, or a refused account, closes the lane
-    /// by itself, and a failure of one recipient concerns no other.
+    /// The report says nothing about the health of the service: a rate limit with a time to wait or a refused account,
+    /// which close the lane without the breaker, or a failure that concerns one recipient only.
     Unknown,
 }
 
@@ -33,7 +34,7 @@ impl Health {
     pub fn of(report: &Report) -> Self {
         match &report.outcome {
             Outcome::Sent | Outcome::Delivered => Self::Well,
-            // The lane is paused, so nothing more is sent.
+            // A wrong account or setting pauses the lane, so the breaker does not count it.
             Outcome::Rejected { because: Because::Config, .. } => Self::Unknown,
             Outcome::Deferred { .. } | Outcome::Rejected { .. } | Outcome::Unclear { .. } => Self::of_failure(report),
         }
@@ -60,7 +61,7 @@ pub fn cool_down(first_s: i32, trips: i32, chance: f64) -> Duration {
     (first * 2_u32.pow(doublings)).min(LONGEST_COOL_DOWN).mul_f64(1.0 - JITTER * chance.clamp(0.0, 1.0))
 }
 
-/// Checks the settings of a breaker.
+/// Checks the settings `breaker_failures` and `breaker_cool_down_s`.
 pub(super) fn check(failures: i32, cool_down_s: i32) -> Result<(), String> {
     if !(0..=100).contains(&failures) {
         return Err(format!("breaker_failures: is {failures}; 0 to 100 are allowed, and 0 switches the breaker off"));

@@ -1,5 +1,5 @@
-//! The templates of a tenant, and the choice of templates for a notification. The content of a template is not here:
-//! its version is read when it is needed.
+//! The templates of a tenant, and the choice of templates for a notification. The text of a template is not here: it is
+//! read from the database, by version, when it is needed.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -151,7 +151,7 @@ impl Choice {
         Self { entries, language: language.map(str::to_owned) }
     }
 
-    /// The earliest `active_since` of these templates. `None` if there are none.
+    /// The earliest `active_since` of the templates in this choice. `None` if there are none.
     #[must_use]
     pub fn since(&self) -> Option<Timestamp> {
         self.entries.iter().map(|entry| entry.active_since).min()
@@ -177,8 +177,8 @@ impl Choice {
         places.into_iter().filter_map(|(channel, audience)| self.template(channel, audience, None)).collect()
     }
 
-    /// The template for a recipient with this language. The narrowest scope decides first, then the language: the
-    /// recipient's, without its region, the tenant's, any.
+    /// The template for a recipient with this language. The narrowest scope decides first. Then the language decides,
+    /// in this order: the recipient's, the recipient's without its region, the tenant's, any.
     #[must_use]
     pub fn template(&self, channel: &str, audience: &str, language: Option<&str>) -> Option<Arc<TemplateEntry>> {
         let here = || self.entries.iter().filter(|entry| entry.channel == channel && entry.audience == audience);

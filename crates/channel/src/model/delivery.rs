@@ -43,7 +43,7 @@ impl DeliveryId {
     pub fn of_provider_key(text: &str) -> Option<Self> {
         let (notification, n) = text.split_once('_')?;
         let n = n.parse().ok().filter(|n| *n > 0)?;
-        // The hyphenated form, because that is how the key was written.
+        // Only the form with hyphens counts, because `provider_key` writes the UUID in that form.
         (notification.len() == 36).then(|| Some(Self { notification: notification.parse().ok()?, n })).flatten()
     }
 }
@@ -66,8 +66,8 @@ impl FromStr for DeliveryId {
     }
 }
 
-/// The columns of a delivery's own row, in the queue and in the ledger. They are not computed again from the
-/// notification.
+/// The columns of a delivery's own row that are fixed at its expansion, in the queue and in the ledger. They are not
+/// computed again from the notification.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// The channel of the delivery.
@@ -143,7 +143,7 @@ pub struct Delivery {
     pub losses: u32,
     /// The number of recorded attempts in all rounds.
     pub seq: u32,
-    /// How often the delivery went on with another provider in this round.
+    /// How often failover moved the delivery to another provider in this round.
     pub moves: u32,
     /// The time at which the lost lease began, if this claim took over a lease that had run out.
     pub lost_since: Option<Timestamp>,
@@ -151,7 +151,7 @@ pub struct Delivery {
     pub intent_stands: bool,
     /// Whether an attempt of this round was unclear, so that the message may have arrived.
     pub unclear: bool,
-    /// The earliest time at which the provider may have seen the key.
+    /// The earliest time at which the provider may have seen the idempotency key.
     pub first_try_at: Option<Timestamp>,
     /// The columns of the delivery's row. They are empty before expansion.
     pub facts: Facts,
@@ -160,8 +160,8 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// Turns the notification's row into its only delivery, without adding a row for the delivery. Its number is the
-    /// number that expansion would have given.
+    /// Turns the notification's own row into its only delivery, without adding a row for the delivery. The delivery has
+    /// number 1, as after an expansion.
     pub fn of_only_target(self, lane: i32, target: Target) -> Self {
         let key = DeliveryKey { n: 1, ..self.key };
         Self { key, lane, facts: target.facts, ..self }

@@ -96,7 +96,8 @@ impl ErrorClass {
             403 => Self::Forbidden,
             408 => Self::Timeout,
             429 => Self::RateLimited,
-            // The URL is the address. It has moved, accepts no messages or no longer exists.
+            // For an HTTP send the URL is the address. These statuses mean that it has moved, accepts no messages or no
+            // longer exists.
             300..=399 | 404 | 405 | 410 | 421 => Self::InvalidAddress,
             400 | 406 | 411 | 413 | 415 | 422 | 431 => Self::InvalidContent,
             500..=599 => Self::ServerError,

@@ -161,7 +161,7 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
             Err(problem) => return park("bad_recipient", format!("recipients[{place}]: {problem}")),
         };
         if let Recipient::List(name) = &recipient {
-            // The dispatcher looks up lists first, so such a notification is not expanded here.
+            // The dispatcher expands notifications with lists by `fan_out`, so a list here is a bug.
             let detail = format!("list {name:?} was not looked up before the expansion; report it as a bug");
             return park("unknown_list", detail);
         }
@@ -172,7 +172,8 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
         for channel in channels {
             let (target, provider) = (recipient.value(), named_provider(&recipient));
             let is_new = match entries.len() {
-                // Targets of a single recipient, as most notifications have, differ in their channels alone.
+                // Most notifications have one recipient. Its targets differ only in the channel, so a hash set is not
+                // needed.
                 1 => !targets.iter().any(|known: &Target| known.facts.channel() == channel),
                 _ => seen.insert((channel.clone(), target.to_owned(), provider.clone())),
             };
@@ -183,7 +184,10 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
         }
     }
     if targets.is_empty() {
-        return park("no_recipient", "no recipient can be reached on the channels of the notification");
+        return park(
+            "no_recipient",
+            "no recipient can be reached on the channels of the notification; name another channel",
+        );
     }
     targets.extend(unreached);
     match targets.pop_if(|_| is_for_one(entries, note)) {
@@ -224,7 +228,7 @@ pub fn reachable(note: &StoredNotification, channel: &str, routes: Routes<'_>) -
     if reached.is_empty() {
         return addresses_on(note, channel, routes);
     }
-    // The provider for inboxes is created when it is needed.
+    // A missing provider for inboxes is no error, because the expansion creates it.
     if let (Fate::Ended { detail, .. }, true) =
         (lane_for(None, channel, routes), channel != IN_APP || has_in_app(routes))
     {
@@ -245,7 +249,7 @@ fn addresses_on(note: &StoredNotification, channel: &str, routes: Routes<'_>) ->
         Expansion::OneDelivery(target) => vec![*target],
         Expansion::Parked { detail, .. } => return Err(detail),
     };
-    // The provider for inboxes does not exist yet, but is created when the notification is expanded.
+    // If the tenant has no provider for inboxes yet, the expansion creates it, so the inbox can be reached.
     let is_made = lacks_in_app(&on_it, routes);
     let is_reached = |target: &Target| target.fate.ended().is_none() || (is_made && target.facts.channel() == IN_APP);
     let (reached, others): (Vec<_>, Vec<_>) =
@@ -253,13 +257,13 @@ fn addresses_on(note: &StoredNotification, channel: &str, routes: Routes<'_>) ->
     let facts: Vec<Facts> = reached.into_iter().map(|target| target.facts).collect();
     match others.into_iter().next().map(|target| target.fate) {
         Some(Fate::Ended { detail, .. }) if facts.is_empty() => Err(detail),
-        _ if facts.is_empty() => Err("no recipient can be reached on this channel".into()),
+        _ if facts.is_empty() => Err("no recipient can be reached on this channel; name another channel".into()),
         _ => Ok(recipients_of(note, &facts)),
     }
 }
 
-/// Whether the notification has exactly one target without a lookup. A phone number may have several channels. A list,
-/// a user's addresses outside the inbox and the channels of providers would need a lookup.
+/// Whether the notification has exactly one target that is known without a lookup. False for a phone number with
+/// several channels, a list, a user on a channel other than the inbox, and a channel that is not in [`CHANNELS`].
 pub(super) fn is_for_one(entries: &[serde_json::Value], note: &StoredNotification) -> bool {
     let [only] = entries else { return false };
     let several_channels = only.get("phone").is_some() && note.channels.len() > 1;
@@ -291,7 +295,7 @@ fn has_in_app(routes: Routes<'_>) -> bool {
     routes.0.iter().any(|p| p.channel == IN_APP || p.name == IN_APP)
 }
 
-/// The skipped target of a recipient that has no address on the notification's channels. Its detail says why.
+/// The skipped target of a recipient that cannot be reached on the notification's channels. Its detail says why.
 fn off_channel(recipient: &Recipient, place: usize, note: &StoredNotification) -> Target {
     let detail = format!("recipients[{place}].{} cannot be reached on {}", recipient.kind(), note.channels.join(", "));
     let fate = Fate::Ended { state: FinishedState::Skipped, code: "not_on_channels", detail };
@@ -387,8 +391,8 @@ fn fate(recipient: &Recipient, place: usize, channel: &str, routes: Routes<'_>) 
     }
 }
 
-/// The skipped delivery of a user on a channel other than the inbox. The dispatcher looks up such users first, so their
-/// notifications are not expanded here.
+/// The skipped delivery of a user on a channel other than the inbox. Normally the dispatcher looks up such users and
+/// expands their notifications by `fan_out` instead.
 fn no_address(place: usize, channel: &str) -> Fate {
     let detail = format!("recipients[{place}].user has no address for {channel}");
     Fate::Ended { state: FinishedState::Skipped, code: "no_address", detail }
@@ -401,7 +405,7 @@ fn no_provider(channel: &str) -> Fate {
     )
 }
 
-/// The parked delivery on a channel that does not exist.
+/// Parks a delivery on a channel that does not exist.
 pub(super) fn unknown_channel(channel: &str, routes: Routes<'_>) -> Fate {
     let known = routes.channels().join(", ");
     parked(

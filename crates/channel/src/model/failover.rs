@@ -122,7 +122,7 @@ fn check_chain<'a>(first: &'a Link, find: impl Fn(&str) -> Option<&'a Link>, cha
     Ok(())
 }
 
-/// Checks the time after which a held lane is left.
+/// Checks the setting `failover_after_s`.
 pub(super) fn check_after(seconds: i32) -> Result<(), String> {
     if (0..=LONGEST_AFTER_S).contains(&seconds) {
         return Ok(());
@@ -279,7 +279,7 @@ mod tests {
             let problem = check(name, channel, failover).unwrap_err();
             assert!(problem.starts_with(expected), "{problem}");
         }
-        // A circle that was made by hand does not prevent the change of another provider.
+        // A circle that was written directly into the database does not prevent a change of another provider.
         let circle = links(&[("p", "sms", "q"), ("q", "sms", "p"), ("r", "sms", "")]);
         assert_eq!(check_chains(&circle[2], &circle), Ok(()));
         assert!(check_chains(&circle[0], &circle).is_err());

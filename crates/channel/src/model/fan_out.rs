@@ -110,8 +110,8 @@ pub fn lookup(
     Some(Lookup::new(note, maker, choice, payload))
 }
 
-/// Returns the data that must be read before a delivery can be expanded whose channel had no template. `note` is the
-/// part of its notification that [`narrowed`] returns.
+/// Returns the data that must be read before a delivery is expanded again because its channel had no template. `note`
+/// is the notification that [`narrowed`] returns.
 #[must_use]
 pub fn lookup_again(note: &StoredNotification, content: Option<&TenantContent>) -> Lookup {
     let payload = note.payload.flat().clone();
@@ -123,8 +123,8 @@ fn choice_of(note: &StoredNotification, content: Option<&TenantContent>, in_scop
     Choice::of(note, in_scope, content.and_then(|content| content.language.as_deref()))
 }
 
-/// Returns the part of a notification for which a delivery stands whose channel had no template: its recipient on its
-/// channel. `None` if a notification cannot name the address on this channel.
+/// Reduces a notification to the recipient and the channel of one of its deliveries, whose channel had no template.
+/// `None` if a notification cannot name the address on this channel.
 #[must_use]
 pub fn narrowed(note: &StoredNotification, facts: &Facts) -> Option<StoredNotification> {
     let recipients = match facts.target {
@@ -152,10 +152,10 @@ impl Lookup {
         templates.max(note.channels.len()).max(1)
     }
 
-    /// Removes the templates if a worker that did not know them yet may have sent the notification as a direct message.
-    /// It must not be sent a second time in another form. An event without a title and a body keeps its templates,
-    /// because its direct message would be empty. `is_late` says whether templates that are active since a time became
-    /// active after the loss of that worker's lease, or shortly before.
+    /// Removes the templates if a worker that did not know them yet may have sent the notification as a direct message,
+    /// so that it is not sent a second time in another form. `leased_at` is the time at which that worker's lease
+    /// began; the templates are removed only if all of them became active then or later. An event without a title and a
+    /// body keeps its templates, because its direct message would be empty.
     #[must_use]
     pub fn without_late_templates(self, note: &StoredNotification, leased_at: Timestamp) -> Self {
         let since = self.choice.as_ref().and_then(Choice::since);
@@ -203,7 +203,8 @@ pub fn fan_out(
     };
     match filled {
         Err(parked) => parked,
-        // Only a direct message to one address may be sent from its own row, so that it is never sent in two ways.
+        // Only a direct message to one address may be sent from the notification's own row. For any other notification,
+        // a worker that takes over the row could find other targets.
         Ok(()) if fan.choice.is_none() && is_for_one(entries(note), note) && fan.targets.len() == 1 => {
             fan.targets.pop().map_or(Expansion::Deliveries(vec![]), |only| Expansion::OneDelivery(only.into()))
         }
@@ -226,8 +227,8 @@ pub fn retried(note: &StoredNotification, content: Option<&TenantContent>, facts
     Some(as_retried(Target { once, pacing, ..Target::new(facts.clone(), Fate::Lane(lane)) }))
 }
 
-/// The target of a retried delivery. If its template has neither a throttle nor a digest, the delivery is sent if its send
-/// key is free.
+/// Prepares the target of a retried delivery. The step that checks its send key looks only at targets with a throttle
+/// or digest, so a target that has neither gets an empty [`Pacing`].
 #[must_use]
 pub fn as_retried(mut target: Target) -> Target {
     if target.once.is_some() && target.pacing.is_none() {

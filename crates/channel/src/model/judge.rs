@@ -1,4 +1,4 @@
-//! Decides what happens to a delivery after an outcome. The function is pure, so that all cases can be tested.
+//! Decides what happens to a delivery after an outcome. [`judge`] is pure, so that all cases can be tested.
 
 use std::time::Duration;
 
@@ -90,7 +90,8 @@ pub fn judge(case: &Case<'_>) -> Verdict {
         Outcome::Deferred { .. } => again(case),
         Outcome::Rejected { because: Because::Refused, .. } => Verdict::Park(Reason::Rejected),
         Outcome::Rejected { because: Because::Config, .. } => Verdict::Park(Reason::Config),
-        // An unknown answer does not prove that the provider did not accept the message.
+        // After an unknown answer the provider may still have accepted the message, so `at_most_once` does not repeat
+        // it.
         Outcome::Rejected { because: Because::Unrecognised, .. } if case.guarantee == Guarantee::AtMostOnce => {
             Verdict::Park(Reason::OutcomeUnknown)
         }
@@ -100,7 +101,7 @@ pub fn judge(case: &Case<'_>) -> Verdict {
             Verdict::Park(Reason::Rejected)
         }
         Outcome::Rejected { because: Because::Unrecognised, .. } => again(case),
-        // The message may have been sent, so it is not parked as rejected.
+        // The message may have been sent, so the delivery is parked as `outcome_unknown` and not as `rejected`.
         Outcome::Unclear { is_unknown: true, .. } if case.attempt > case.policy.unknown_retries.into() => {
             Verdict::Park(Reason::OutcomeUnknown)
         }
@@ -112,8 +113,8 @@ pub fn judge(case: &Case<'_>) -> Verdict {
     }
 }
 
-/// Whether the provider may have forgotten the key of an unclear attempt. It must also be checked before every send,
-/// because a lane may be paused for longer than the window.
+/// Whether the provider may have forgotten the key of an unclear attempt. The dispatcher also checks this before every
+/// send, because a lane may be paused for longer than the window.
 #[must_use]
 pub fn key_window_over(first_try_at: Timestamp, key_window: Duration, at: Timestamp) -> bool {
     at.since(first_try_at) >= key_window.mul_f64(WINDOW_SHARE)
@@ -297,7 +298,7 @@ mod tests {
                 let verdict = |attempt| judge(&Case { attempt, guarantee, ..base(&outcome, &policy) });
                 let tried = (1..).find(|attempt| !matches!(verdict(*attempt), Verdict::Again { counted: true, .. }));
                 assert_eq!(tried, Some(attempts), "{guarantee:?}");
-                // It may have been sent, so it is not called rejected.
+                // The message may have been sent, so the delivery is not parked as rejected.
                 assert_eq!(verdict(attempts), Verdict::Park(Reason::OutcomeUnknown));
             }
             let verdict = judge(&Case { guarantee: Guarantee::AtMostOnce, ..base(&outcome, &policy) });

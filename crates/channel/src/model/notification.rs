@@ -19,11 +19,11 @@ pub const DIGEST_KEY: &str = "digest";
 /// The origin of a notification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Maker {
-    /// An application enqueued it.
+    /// An application enqueued the notification.
     Application,
-    /// An operator asked for it: a copy of an earlier notification.
+    /// An operator requested a copy of an earlier notification.
     Resend,
-    /// An expansion opened it: a digest of other notifications.
+    /// An expansion created a digest of other notifications.
     Digest,
 }
 
@@ -109,7 +109,8 @@ impl StoredNotification {
     }
 
     /// The name of the site that the notification came from, as the KPIs use it: at most [`SITE_CHARS`] characters, and
-    /// empty without a site. `None` if the site is not a string, because the database then decides its spelling.
+    /// empty without a site. `None` if the site is not a string: only the database knows how the KPIs write such a
+    /// site.
     pub fn site_label(&self) -> Option<Box<str>> {
         match self.source.as_ref().and_then(|source| source.get("site")) {
             None | Some(Value::Null) => Some(Box::default()),

@@ -182,8 +182,8 @@ impl Pacing {
 const IN_CONTEXT: &str = "counted_until";
 
 impl Period {
-    /// Notes in a delivery's context that the delivery is counted in this period. If it is parked before it is sent, and
-    /// retried, it is not counted a second time.
+    /// Records in a delivery's context that the delivery is counted in this period, so that it is not counted twice if
+    /// it is parked before it is sent, and then retried.
     pub fn note_in(&self, context: &mut Option<String>) {
         let read = context.take().and_then(|context| serde_json::from_str(&context).ok());
         let mut own: Value = read.unwrap_or_else(|| json!({}));
@@ -199,7 +199,7 @@ impl Period {
         Some(Timestamp::from_micros(until))
     }
 
-    /// Removes the note from a context, which then has only what templates may read.
+    /// Removes the end of the period from a context, because templates must not read it.
     pub fn remove_from(context: &mut serde_json::Map<String, Value>) {
         context.remove(IN_CONTEXT);
     }

@@ -24,12 +24,12 @@ pub struct Policy {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Schedule {
-    /// 1, 2, 4, 8, 16 minutes. This is the default.
+    /// Waits of 1, 2, 4, 8 and 16 minutes. This is the default.
     Doubling,
-    /// 30 seconds, 2, 10, 30 minutes, 2 hours.
+    /// Waits of 30 seconds, 2, 10 and 30 minutes, and 2 hours.
     Marketplace,
-    /// 5 seconds, 5, 30 minutes, 2, 5, 10, 14, 20, 24 hours. It allows a receiver to be down for a weekend. This is the
-    /// default for webhooks.
+    /// Waits of 5 seconds, 5 and 30 minutes, and 2, 5, 10, 14, 20 and 24 hours, so that a receiver may be down for a
+    /// weekend. This is the default for webhooks.
     StandardWebhooks,
     /// The same wait after every attempt.
     Fixed {

@@ -99,12 +99,13 @@ impl Provider {
         Duration::from_millis(u64::try_from(self.timeout_ms).unwrap_or(0))
     }
 
-    /// Whether the breaker has tripped and no send has succeeded since. One send is then made at a time, to probe.
+    /// Whether the breaker has tripped and no send has succeeded since. Then one send is made at a time, to probe the
+    /// service.
     pub fn is_tripped(&self) -> bool {
         self.trips > 0 && self.breaker_failures > 0
     }
 
-    /// How long this provider may ask to wait before the next one takes over.
+    /// How long this provider may ask us to wait before the next provider of its chain takes over.
     pub fn failover_after(&self) -> Duration {
         Duration::from_secs(u64::try_from(self.failover_after_s).unwrap_or(0))
     }
@@ -149,7 +150,7 @@ pub struct ProviderDraft {
     pub breaker_cool_down_s: i32,
     /// The name of the next provider, which takes over while this one cannot send.
     pub failover: Option<String>,
-    /// How long this provider may ask to wait before the next one takes over, in seconds, 0 to 86,400.
+    /// How long this provider may ask us to wait before the next provider takes over, in seconds, 0 to 86,400.
     pub failover_after_s: i32,
     /// Whether the provider serves recipients that name no provider.
     pub is_default: bool,
@@ -222,7 +223,7 @@ impl ProviderChange {
     }
 }
 
-/// The fields whose values may appear in a log.
+/// The fields whose values may appear in the audit log.
 fn written(draft: &ProviderDraft) -> [(&'static str, Value); 13] {
     [
         ("channel", json!(draft.channel)),

@@ -67,7 +67,7 @@ impl QuietRule {
 }
 
 impl QuietHours {
-    /// Checks that both are times of day and differ.
+    /// Checks that `from` and `until` are times of day and differ.
     ///
     /// # Errors
     /// Names the field, its value and an example.
@@ -145,7 +145,7 @@ impl QuietWindow {
         self.hours.end(at, &zone(&self.time_zone).ok()?)
     }
 
-    /// A moment as the clock on the user's wall shows it, with its time zone. `None` in UTC.
+    /// A time as the user's clock shows it, with the name of the time zone. `None` if the zone is UTC.
     #[must_use]
     pub fn local(&self, at: Timestamp) -> Option<String> {
         let zone = zone(&self.time_zone).ok().filter(|_| self.time_zone != "UTC")?;
@@ -161,7 +161,7 @@ impl QuietWindow {
     /// Reads the window from a delivery's context.
     #[must_use]
     pub fn of(context: Option<&str>) -> Option<Self> {
-        // Most contexts have no window, so parsing the JSON is not needed.
+        // Most contexts have no window. This check avoids parsing their JSON.
         let context = context.filter(|context| context.contains(IN_CONTEXT))?;
         serde_json::from_str::<Value>(context)
             .ok()?
@@ -169,7 +169,7 @@ impl QuietWindow {
             .and_then(|own| serde_json::from_value(own.clone()).ok())
     }
 
-    /// Removes the window from a context, so that only the fields for templates remain.
+    /// Removes the window from a context, because templates must not read it.
     pub fn remove_from(context: &mut serde_json::Map<String, Value>) {
         context.remove(IN_CONTEXT);
     }

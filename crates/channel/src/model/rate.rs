@@ -18,8 +18,8 @@ const MAX_BURST: i32 = 10_000;
 /// differences are normal, because a statement that began earlier may be processed later.
 const JITTER: Duration = Duration::from_secs(1);
 
-/// A wait lasts until the permits of this period are refilled, if the burst allows that many permits. Claiming each
-/// permit separately would cost more than the sends.
+/// [`Rate::wait`] waits until the permits of this period are refilled, if the burst allows that many. A claim for each
+/// single permit would cost more than the sends.
 const WORTH: Duration = Duration::from_millis(20);
 
 /// The longest wait, in case the database holds wrong values.

@@ -7,20 +7,20 @@ use super::{DeliveryId, DeliveryState, ErrorClass, FinishedState, Reason};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Happened {
-    /// The provider took the message, or gave it to the next network.
+    /// The provider accepted the message, or passed it on to the next network.
     Sent,
     /// The message has arrived.
     Delivered,
-    /// The message will not arrive. Another message to the address may.
+    /// The message will not arrive. Another message to the same address may arrive.
     Failed,
-    /// The message will not arrive, because nothing arrives at the address.
+    /// The message will not arrive, because the address accepts no messages at all.
     Bounced,
     /// The recipient got the message and reported it as unwanted.
     Complained,
 }
 
 impl Happened {
-    /// All of them.
+    /// Every kind of event.
     pub const ALL: [Self; 5] = [Self::Sent, Self::Delivered, Self::Failed, Self::Bounced, Self::Complained];
 
     pub fn name(self) -> &'static str {
@@ -37,7 +37,7 @@ impl Happened {
         Self::ALL.into_iter().find(|happened| happened.name() == name)
     }
 
-    /// Whether nothing may be sent to the address any more, and why.
+    /// The reason why nothing may be sent to the address any more. `None` if the event gives no such reason.
     pub fn suppresses(self) -> Option<&'static str> {
         match self {
             Self::Bounced => Some("hard bounce"),
@@ -61,12 +61,12 @@ impl Happened {
 pub struct Reported {
     /// The provider's id of the event, or a hash of its content if it has none. A repeated event has the same id.
     pub event_id: String,
-    /// The delivery, if the provider returned the key that we sent along.
+    /// The delivery, if the provider returned the delivery's key.
     pub delivery: Option<DeliveryId>,
     /// The provider's own id of the message.
     pub provider_ref: Option<String>,
     pub happened: Happened,
-    /// When it happened, by the provider's clock.
+    /// The time of the event, by the provider's clock.
     pub at: Option<Timestamp>,
     /// The provider's code of an error.
     pub code: Option<String>,
@@ -79,49 +79,48 @@ pub struct Reported {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Standing {
     pub state: DeliveryState,
-    /// Whether an attempt may have arrived without our knowing.
+    /// Whether an attempt was unclear, so that the message may have arrived.
     pub unclear: bool,
-    /// Whether the receipt names another message of the provider than the last attempt's, so that it is about an
-    /// earlier attempt.
+    /// Whether the receipt names another message than that of the last attempt, so that it is about an earlier attempt.
     pub is_earlier_message: bool,
-    /// Whether an attempt was made at all.
+    /// Whether any attempt was made.
     pub was_attempted: bool,
 }
 
-/// What a receipt does to the state of its delivery.
+/// The effect of a receipt on the state of its delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReceiptEffect {
     /// The delivery ends in this state.
     Becomes(FinishedState),
     /// The state stays as it is, for this reason.
     Stays(&'static str),
-    /// The delivery is being sent, or will be. The receipt waits for it.
+    /// The receipt waits, because its delivery is being sent or will be sent.
     Waits,
 }
 
-/// Decides what a receipt does. A delivery only moves forwards: one that was delivered, or that a provider has refused
-/// for good, stays so whatever comes later.
+/// Decides what a receipt does. The state of a delivery only moves forwards: a delivery that has arrived, or that its
+/// provider has finally refused, keeps its state, whatever receipts come later.
 pub fn receipt_effect(happened: Happened, standing: Standing) -> ReceiptEffect {
     use DeliveryState::{Cancelled, Delivered, Discarded, Expired, Parked, Pending, Retrying, Sending, Sent, Skipped};
     let arrived = ReceiptEffect::Becomes(FinishedState::Delivered);
     let refused = ReceiptEffect::Becomes(FinishedState::Parked(Reason::Rejected));
     match (standing.state, happened) {
-        // What has arrived is not sent again, also if an operator has just retried it.
+        // A message that has arrived is not sent again, even if an operator has just retried its delivery.
         (Pending | Retrying, Happened::Delivered | Happened::Complained) if standing.was_attempted => arrived,
         (Pending | Sending, _) => ReceiptEffect::Waits,
-        // No attempt can have arrived, so the receipt is ahead of the attempt that it is about.
+        // No earlier attempt can have arrived, so the receipt is about an attempt that is not settled yet.
         (Retrying, _) if !standing.unclear => ReceiptEffect::Waits,
         (Retrying, Happened::Failed) => ReceiptEffect::Stays("tried_again"),
         (Parked, _) if !standing.unclear => ReceiptEffect::Stays("already_parked"),
         (Delivered, _) => ReceiptEffect::Stays("already_delivered"),
         (Discarded | Cancelled | Expired | Skipped, _) => ReceiptEffect::Stays("already_ended"),
         (Sent, Happened::Sent) => ReceiptEffect::Stays("already_sent"),
-        // An operator retried what had failed, and the news of the first failure comes late.
+        // An operator retried a failed delivery, and the receipt of its first failure comes late.
         (Sent, Happened::Failed | Happened::Bounced) if standing.is_earlier_message => {
             ReceiptEffect::Stays("earlier_attempt")
         }
         (Retrying | Parked, Happened::Sent) => ReceiptEffect::Becomes(FinishedState::Sent),
-        // Only a message that has arrived can be complained about.
+        // A recipient can only complain about a message that has arrived.
         (Retrying | Parked | Sent, Happened::Delivered | Happened::Complained) => arrived,
         (Retrying | Parked | Sent, Happened::Failed | Happened::Bounced) => refused,
     }

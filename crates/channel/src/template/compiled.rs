@@ -187,7 +187,7 @@ impl Compiled {
         Ok((content, warnings))
     }
 
-    /// The first name of the tag that has no value.
+    /// Of the names that the tag reads, the first one without a value.
     fn missed_name(&self, miss: Miss, reading: &Reading) -> String {
         let Some(tag) = self.tags.get(miss.tag) else { return String::new() };
         let is_missing = |slot: Option<usize>| slot.is_none_or(|slot| reading.slots[slot].is_undefined());
@@ -236,8 +236,8 @@ impl Compiled {
         let find = |slot: &Slot| {
             let payload = input.payload.fields().get(&slot.flat);
             if input.unsubscribe_url.is_err() && payload.is_none() && is_unsubscribe_url(slot) {
-                // The value is empty, not missing. The link filter accepts an empty string only if it is marked as
-                // safe.
+                // An unsubscribe link that does not exist is empty, not missing. The link filter accepts an empty
+                // string only if it is marked as safe.
                 return Value::from_safe_string(String::new());
             }
             match slot.root {

@@ -10,9 +10,9 @@ use super::values::json_text;
 pub(super) enum Tree {
     /// JSON without templates.
     Fixed(String),
-    /// A string that is rendered, by the number of its code.
+    /// A string that is rendered. The number is the index of its compiled part.
     Text(usize),
-    /// A value that is inserted as JSON, by the number of its code.
+    /// A value that is inserted as JSON. The number is the index of its compiled part.
     Inserted(usize),
     List(Vec<Tree>),
     Map(Vec<(String, Tree)>),

@@ -115,11 +115,11 @@ pub(super) fn pieces(source: &str) -> Result<Vec<Piece<'_>>, Fault> {
     Ok(all)
 }
 
-/// Keeps the space and the line end around a block tag or a comment that shares its line with something else. The engine
-/// would remove them around every tag, but only a line that holds nothing but tags is to leave no line behind.
+/// Keeps the space and the line end around a block tag or a comment that shares its line with other text. The engine
+/// would remove them around every tag, but only a line that contains nothing but tags should vanish from the output.
 fn keep_lines(all: &mut [Piece<'_>]) {
     let is_mute = |piece: &Piece<'_>| matches!(piece, Piece::Block(_) | Piece::Comment { .. });
-    // Whether the rest of the line holds something else. `None`: this piece does not tell.
+    // Whether this piece shows that the line contains other text. `None` means that the next piece decides.
     let tells = |piece: &Piece<'_>, part: fn(&str) -> &str| match piece {
         Piece::Text(text) if !part(text).trim_matches([' ', '\t', '\r']).is_empty() => Some(true),
         Piece::Text(text) => text.contains('\n').then_some(false),

@@ -37,7 +37,7 @@ pub(super) struct Run {
     stopped: Mutex<Option<Cap>>,
 }
 
-/// The part of its limits that one rendering has used, in all parts together.
+/// How much of its limits one rendering has used, in all parts of the template together.
 #[derive(Debug)]
 pub(super) struct Budget {
     steps: AtomicU64,

@@ -1,4 +1,4 @@
-//! Templates from source to content.
+//! Tests of templates, from the source to the rendered content.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::render::Content;
 
 mod unsubscribed;
 
-/// The event of the acceptance tests for the requirements C.
+/// The event that the acceptance tests of section C of the requirements use.
 fn event() -> Value {
     json!({
         "bookingId": 12345, "guestId": 678, "listingId": 10, "bookingStatus": "Confirmed",
@@ -185,7 +185,7 @@ fn loops_conditions_and_texts() {
         ("{% if nick is undefined and name is text and items is list %}yes{% endif %}", "yes"),
         ("{# no #}{% raw %}{{ x }} {%{% endraw %}{{ '{' }}{", "{{ x }} {%{{"),
         ("a\n{% if vip %}\nb\n{% endif %}\nc {{- ' d' }}", "a\nb\nc d"),
-        // Only a line that holds nothing but tags leaves no line behind.
+        // A line that contains nothing but tags vanishes from the output.
         ("end {% if vip %}yes{% endif %}\nlast", "end yes\nlast"),
         ("two:{% for x in tags %}\n- {{ x }}{% endfor %}\n.", "two:\n- a\n- b\n."),
         ("  {% if vip %}{# why #}\n  b\n  {% endif %}\n  c {% if vip %} d\n{% endif %}", "  b\n  c  d\n"),
@@ -230,7 +230,7 @@ fn html_is_escaped_by_part_and_not_by_name() {
     let warnings = Compiled::new(&html("{{ x|safe }}")).unwrap().warnings().to_vec();
     assert!(warnings[0].message.contains("without escaping"), "{warnings:?}");
     assert!(problem(&text("{{ x|nl2br }}")).contains("html only"));
-    // Escaping is not enough where a space or a backslash ends the value.
+    // Escaping does not protect an attribute without quotes, or a script, so a placeholder is refused there.
     for (template, message) in [
         ("<p title={{ x }}>", "html, line 1, column 10: the value of an attribute is not in quotes; put it in quotes"),
         ("<p title = {{ x }}>", "in quotes"),

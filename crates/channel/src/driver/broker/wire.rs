@@ -12,13 +12,13 @@ use super::{Cause, Failed};
 use crate::clock;
 use crate::egress::{Deadline, DialledStream, Egress, Endpoint, Tls};
 
-/// The most bytes that one answer of a broker may have. All answers to a publisher are short.
+/// The maximum number of bytes of one answer of a broker. All answers to a publisher are short.
 pub(in crate::driver) const ANSWER_BYTES: usize = 64 * 1024;
 
 /// A connection to a broker.
 pub(in crate::driver) struct Wire {
     stream: DialledStream,
-    /// Bytes from the broker that are not used yet. At most [`ANSWER_BYTES`] and one read more.
+    /// Bytes from the broker that are not used yet: at most [`ANSWER_BYTES`] and one more read.
     buffer: Vec<u8>,
     opened: Instant,
     /// Whether all bytes of the current event were written, so that the broker may have it.
@@ -26,7 +26,6 @@ pub(in crate::driver) struct Wire {
 }
 
 impl Wire {
-    /// Opens a connection.
     pub(in crate::driver) async fn open(
         endpoint: &Endpoint,
         is_encrypted: bool,
@@ -38,7 +37,7 @@ impl Wire {
         Ok(Self { stream, buffer: vec![], opened: clock::monotonic(), is_published: false })
     }
 
-    /// Starts TLS on a plain connection. Bytes that arrived before were not encrypted, so there may be none.
+    /// Starts TLS on a plain connection. Bytes that arrived before were not encrypted, so they are refused.
     pub(in crate::driver) async fn start_tls(self, deadline: Deadline) -> Result<Self, Failed> {
         if !self.buffer.is_empty() {
             return Err(self.broken("bad_answer", "the broker sent more bytes before the encryption began"));
@@ -52,12 +51,12 @@ impl Wire {
         self.opened
     }
 
-    /// Begins a new event: the broker has nothing of it yet.
+    /// Begins a new event, of which nothing was written yet.
     pub(in crate::driver) fn begin(&mut self) {
         self.is_published = false;
     }
 
-    /// Writes bytes that are no event.
+    /// Writes bytes that are not part of an event.
     pub(in crate::driver) async fn write(&mut self, bytes: &[u8], deadline: Deadline) -> Result<(), Failed> {
         let written = async {
             self.stream.write_all(bytes).await?;
@@ -76,13 +75,13 @@ impl Wire {
         let counter = self.stream.counter();
         counter.begin();
         let result = self.write(bytes, deadline).await;
-        // After a failure no further byte may leave, because the outcome is decided by this count.
+        // After a failure no further byte may be sent, because the number of written bytes decides the outcome.
         let written = if result.is_ok() { counter.written() } else { counter.close() };
         self.is_published = written >= bytes.len() as u64;
         result.map_err(|failed| Failed { is_published: self.is_published, ..failed })
     }
 
-    /// The next line, without its CR LF. `most` is the most bytes that it may have.
+    /// Reads the next line, without its CR LF. `most` is the maximum number of bytes.
     pub(in crate::driver) async fn line(&mut self, most: usize, deadline: Deadline) -> Result<Vec<u8>, Failed> {
         let mut searched = 0;
         loop {
@@ -100,7 +99,7 @@ impl Wire {
         }
     }
 
-    /// The next `count` bytes.
+    /// Reads the next `count` bytes.
     pub(in crate::driver) async fn exactly(&mut self, count: usize, deadline: Deadline) -> Result<Vec<u8>, Failed> {
         if count > ANSWER_BYTES {
             return Err(
@@ -113,20 +112,20 @@ impl Wire {
         Ok(self.buffer.drain(..count).collect())
     }
 
-    /// Whether the broker has sent something that is not read yet.
+    /// Whether the broker has sent bytes that are not used yet.
     pub(in crate::driver) fn has_unread(&self) -> bool {
         !self.buffer.is_empty()
     }
 
-    /// Whether the broker closed the connection while it was idle. Keeps bytes that it sent meanwhile.
+    /// Whether the broker closed the connection while it was idle. Bytes that the broker sent meanwhile are kept.
     pub(in crate::driver) async fn is_closed(&mut self) -> bool {
-        // The runtime learns of closed connections when it has a turn.
+        // The runtime notices a closed connection only when it runs, so let it run once.
         tokio::task::yield_now().await;
         let mut chunk = [0; 1024];
         loop {
             let mut read = ReadBuf::new(&mut chunk);
             let polled = poll_fn(|context| {
-                // Looks once and does not wait.
+                // Poll once, without waiting.
                 Poll::Ready(Pin::new(&mut self.stream).poll_read(context, &mut read))
             });
             match polled.await {
@@ -140,7 +139,7 @@ impl Wire {
     }
 
     async fn fill(&mut self, deadline: Deadline) -> Result<(), Failed> {
-        // An answer that keeps coming does not end at the deadline by itself, because each read succeeds.
+        // If the broker sends without end, every read succeeds and none times out. So the deadline is checked here.
         if deadline.left().is_zero() {
             return Err(self.broken("timeout", "the broker did not answer in time"));
         }
@@ -153,7 +152,7 @@ impl Wire {
         }
     }
 
-    /// A failure of the connection. What it means depends on whether the event was published.
+    /// A failure of the connection. The outcome depends on whether the event was published.
     pub(in crate::driver) fn broken(&self, code: &'static str, detail: &str) -> Failed {
         let cause = Cause::Broken { code, class: None, detail: detail.to_owned() };
         Failed { is_published: self.is_published, cause }

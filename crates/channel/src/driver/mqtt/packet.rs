@@ -4,7 +4,7 @@ use crate::driver::broker::{Failed, Wire};
 use crate::egress::Deadline;
 use crate::model::{Because, ErrorClass, Outcome};
 
-/// Identifiers of properties.
+/// Identifiers of MQTT properties.
 pub(super) const PAYLOAD_IS_TEXT: u8 = 0x01;
 pub(super) const MESSAGE_EXPIRY: u8 = 0x02;
 pub(super) const CONTENT_TYPE: u8 = 0x03;
@@ -45,18 +45,18 @@ impl Writer {
         self
     }
 
-    /// A text with its length. All our texts are shorter than the 65,535 bytes that the length can say.
+    /// Writes a text with its length. The length has two bytes, and all our texts are shorter than 65,535 bytes.
     pub(super) fn text(&mut self, text: &str) -> &mut Self {
         let bytes = &text.as_bytes()[..text.len().min(usize::from(u16::MAX))];
         self.u16(bytes.len() as u16).bytes(bytes)
     }
 
-    /// The properties with their length.
+    /// Writes the properties with their length.
     pub(super) fn properties(&mut self, properties: &Self) -> &mut Self {
         self.length(properties.0.len()).bytes(&properties.0)
     }
 
-    /// A length of variable size: seven bits in each byte, the lowest first.
+    /// Writes a length of variable size: seven bits in each byte, the lowest first.
     fn length(&mut self, mut length: usize) -> &mut Self {
         loop {
             let (byte, more) = ((length & 0x7f) as u8, length >> 7);
@@ -100,13 +100,13 @@ impl Packet {
         Ok(Self { kind, body: wire.exactly(length, deadline).await? })
     }
 
-    /// The reason of PUBACK for the publish with this number.
+    /// The reason in a PUBACK for the publish with this number. `None` for any other packet.
     pub(super) fn puback(&self, id: u16) -> Option<u8> {
         let is_ours = self.kind == 4 && self.body.get(..2) == Some(&id.to_be_bytes()[..]);
         is_ours.then(|| self.body.get(2).copied().unwrap_or(0))
     }
 
-    /// The reason of DISCONNECT.
+    /// The reason in a DISCONNECT. `None` for any other packet.
     pub(super) fn disconnect(&self) -> Option<u8> {
         (self.kind == 14).then(|| self.body.first().copied().unwrap_or(0))
     }
@@ -123,10 +123,10 @@ pub(super) struct Connack {
     pub(super) reason: u8,
     /// The highest QoS that the broker takes.
     pub(super) maximum_qos: u8,
-    /// The most bytes of a packet that the broker takes.
+    /// The maximum number of bytes of a packet that the broker accepts.
     pub(super) maximum_packet: usize,
-    /// The time without a packet after which the broker may close the connection, if it names another than we did. 0
-    /// means never.
+    /// The time without a packet after which the broker may close the connection, if the broker set another time than
+    /// we asked for. 0 means never.
     pub(super) keep_alive_s: Option<u16>,
 }
 
@@ -138,7 +138,8 @@ impl Connack {
             return None;
         }
         let mut connack = Self { reason: *reason, maximum_qos: 2, maximum_packet: usize::MAX, keep_alive_s: None };
-        // A broker that knows only MQTT 3 sends no properties. They matter only after a success.
+        // A broker that knows only MQTT 3 sends no properties, and refuses the connection. So they are read only after
+        // a success.
         if *reason == 0 {
             let mut left = Reader(properties);
             let length = left.length()?;
@@ -155,14 +156,15 @@ impl Connack {
         match identifier {
             MAXIMUM_QOS => self.maximum_qos = left.u8()?,
             MAXIMUM_PACKET_SIZE => self.maximum_packet = usize::try_from(left.u32()?).ok()?,
-            // Retain, wildcards, subscription identifiers, shared subscriptions.
+            // Skip properties of one byte: retain, wildcards, subscription identifiers, shared subscriptions.
             0x25 | 0x28..=0x2a => drop(left.u8()?),
             SERVER_KEEP_ALIVE => self.keep_alive_s = Some(left.u16()?),
-            // Receive maximum, topic alias maximum.
+            // Skip properties of two bytes: receive maximum, topic alias maximum.
             0x21 | 0x22 => drop(left.take(2)?),
-            // Session expiry.
+            // Skip a property of four bytes: the session expiry.
             0x11 => drop(left.u32()?),
-            // Assigned client id, authentication method and data, response information, server reference, reason.
+            // Skip texts: assigned client id, authentication method and data, response information, server reference,
+            // reason.
             0x12 | 0x15 | 0x16 | 0x1a | 0x1c | 0x1f => left.skip_text()?,
             USER_PROPERTY => {
                 left.skip_text()?;
@@ -214,15 +216,15 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The meaning of a refused CONNECT.
+/// The meaning of the reason with which a broker refuses a CONNECT.
 pub(super) fn connect_refusal(reason: u8) -> Failed {
     let code = format!("mqtt_{reason:02x}");
     let detail = |words: &str| format!("the broker refused the connection with reason {reason:#04x}: {words}");
     let deferred = |class, words| Failed::refused(Outcome::deferred(code.clone()), class, detail(words));
     let config = |class, words| Failed::config(&code, class, detail(words));
     match reason {
-        // 1 is the answer of a broker that knows only MQTT 3.
-        0x01 | 0x84 => config(ErrorClass::Config, "it does not know MQTT 5"),
+        // Reason 1 is the answer of a broker that knows only MQTT 3.
+        0x01 | 0x84 => config(ErrorClass::Config, "it does not know MQTT 5; use another broker"),
         0x85 => config(ErrorClass::Config, "it does not take our client id; change settings.client_id_prefix"),
         0x86 | 0x87 | 0x8c | 0x04 | 0x05 => {
             Failed::config("auth_failed", ErrorClass::AuthFailed, detail("it does not accept the credentials"))

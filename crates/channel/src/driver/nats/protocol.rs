@@ -6,10 +6,11 @@ use crate::driver::broker::{ANSWER_BYTES, Acknowledged, Failed, Wire};
 use crate::egress::Deadline;
 use crate::model::{ErrorClass, Outcome};
 
-/// The most bytes of a line. The first line of a server in a large cluster names all its servers.
+/// The maximum number of bytes of a line. The first line of a server in a large cluster names all servers of the
+/// cluster.
 const LINE_BYTES: usize = 32 * 1024;
 
-/// The first line of the server. What it says of other servers is never used.
+/// The first line of the server. The addresses of other servers in it are never used.
 #[derive(Debug, Deserialize)]
 pub(super) struct Info {
     #[serde(default)]
@@ -18,7 +19,7 @@ pub(super) struct Info {
     pub(super) tls_required: bool,
     #[serde(default)]
     tls_available: bool,
-    /// The most bytes of headers and payload together.
+    /// The maximum number of bytes of headers and payload together.
     pub(super) max_payload: usize,
 }
 
@@ -38,7 +39,7 @@ impl Info {
     }
 }
 
-/// A command of the server.
+/// A line that the server sends.
 pub(super) enum Answer {
     Ping,
     Pong,
@@ -49,7 +50,7 @@ pub(super) enum Answer {
         status: Option<u16>,
         body: Vec<u8>,
     },
-    /// `+OK`, or another `INFO`.
+    /// A line that needs no reaction: `+OK`, or another `INFO`.
     Other,
 }
 
@@ -89,10 +90,11 @@ impl Answer {
     }
 }
 
-/// The error of a publish whose key an earlier publish has that is not stored yet, and may fail.
+/// The code of the error for a publish whose key belongs to an earlier publish that is still being stored, and that may
+/// fail.
 const KEY_IN_PROCESS: u32 = 10_158;
 
-/// What JetStream answers to a publish.
+/// The answer of JetStream to a publish.
 #[derive(Deserialize)]
 struct Ack {
     stream: Option<String>,
@@ -109,10 +111,11 @@ struct AckError {
     description: String,
 }
 
-/// Reads the answer to a publish. An answer that is not of JetStream proves nothing about the stream.
+/// Reads the answer to a publish. An answer that does not come from JetStream does not prove that a stream has the
+/// event.
 pub(super) fn acknowledged(wire: &Wire, status: Option<u16>, body: &[u8]) -> Result<Acknowledged, Failed> {
     if status == Some(503) {
-        // The whole lane is not paused, because the subject alone may be wrong.
+        // Only the subject may be wrong, so the lane is not paused.
         let detail = "no stream takes this subject, or JetStream is not available; create a stream for the subject";
         let failed = Failed::refused(Outcome::deferred("no_responders"), ErrorClass::Config, detail);
         return Err(failed.and_leaves_connection());
@@ -123,7 +126,7 @@ pub(super) fn acknowledged(wire: &Wire, status: Option<u16>, body: &[u8]) -> Res
             Err(wire.broken("jetstream_10158", "an earlier attempt with the same key is being stored"))
         }
         Ok(Ack { error: Some(error), .. }) => Err(refusal(&error).and_leaves_connection()),
-        // The numbers of a stream begin with 1. An answer with 0 says that the key is known, but not that an event is
+        // The numbers in a stream begin with 1. An answer with 0 says that the key is known, but not that an event is
         // stored.
         Ok(Ack { stream: Some(stream), seq: Some(seq @ 1..), .. }) => {
             Ok(Acknowledged { reference: Some(format!("{stream}:{seq}")), text: Some(text) })
@@ -132,7 +135,7 @@ pub(super) fn acknowledged(wire: &Wire, status: Option<u16>, body: &[u8]) -> Res
     }
 }
 
-/// The meaning of an error of JetStream. Its numbers are those of the server's list of errors.
+/// The meaning of an error of JetStream. The numbers are from the NATS server's list of errors.
 fn refusal(error: &AckError) -> Failed {
     let code = format!("jetstream_{}", error.err_code);
     let detail = format!("JetStream refused the event: {} {}", error.err_code, error.description);
@@ -150,7 +153,7 @@ fn refusal(error: &AckError) -> Failed {
     }
 }
 
-/// The meaning of `-ERR`. Some errors say what became of the event; the others end the connection.
+/// The meaning of an error line (`-ERR`). Some errors say whether the event was taken. The others end the connection.
 pub(super) fn server_error(wire: &Wire, text: &str) -> Failed {
     let text = text.trim_matches(['\'', ' ']);
     let lower = text.to_ascii_lowercase();
@@ -175,7 +178,7 @@ pub(super) fn server_error(wire: &Wire, text: &str) -> Failed {
         return broken.of_class(ErrorClass::Timeout);
     }
     match is(&["authorization", "authentication"]) {
-        // After a publish the sign-in was good, and the error says nothing about the event.
+        // The sign-in had succeeded before the publish, so the error says nothing about the event.
         true if !broken.is_published => Failed::config("auth_failed", ErrorClass::AuthFailed, detail),
         true => broken.of_class(ErrorClass::AuthFailed),
         false => broken.of_class(ErrorClass::ServerError),

@@ -3,7 +3,7 @@
 use crate::driver::broker::{Failed, Wire};
 use crate::egress::Deadline;
 
-/// The kinds of frames that have a content of their own.
+/// The kinds of frames that carry content.
 const METHOD: u8 = 1;
 pub(super) const HEADER: u8 = 2;
 pub(super) const BODY: u8 = 3;
@@ -36,7 +36,7 @@ pub(super) mod method {
 pub(super) struct Writer(pub(super) Vec<u8>);
 
 impl Writer {
-    /// Begins a method.
+    /// Begins a method frame.
     pub(super) fn method((class, number): (u16, u16)) -> Self {
         let mut this = Self::default();
         this.u16(class).u16(number);
@@ -64,13 +64,13 @@ impl Writer {
         self
     }
 
-    /// A text of at most 255 bytes, which the callers have checked.
+    /// Writes a text of at most 255 bytes. The callers have checked its length.
     pub(super) fn short(&mut self, text: &str) -> &mut Self {
         let bytes = &text.as_bytes()[..text.len().min(255)];
         self.u8(bytes.len() as u8).bytes(bytes)
     }
 
-    /// A property of the header, if it is given. Returns its flag, or 0.
+    /// Writes a property of the header, if it is given. Returns its flag, or 0.
     pub(super) fn optional_short(&mut self, flag: u16, text: Option<&str>) -> u16 {
         match text {
             Some(text) => {
@@ -89,17 +89,17 @@ impl Writer {
         self.long(&fields.0)
     }
 
-    /// A field of a table with a text.
+    /// Writes a field of a table whose value is a text.
     pub(super) fn field(&mut self, name: &str, text: &str) -> &mut Self {
         self.short(name).u8(b'S').long(text.as_bytes())
     }
 
-    /// A field of a table that is true.
+    /// Writes a field of a table whose value is true.
     pub(super) fn flag(&mut self, name: &str) -> &mut Self {
         self.short(name).u8(b't').u8(1)
     }
 
-    /// A field of a table that is itself a table.
+    /// Writes a field of a table whose value is a table.
     pub(super) fn table_field(&mut self, name: &str, fields: &Self) -> &mut Self {
         self.short(name).u8(b'F').table(fields)
     }
@@ -178,12 +178,12 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Why a connection or channel was closed, or an event was returned.
+/// The reason why a connection or channel was closed, or an event was returned.
 #[derive(Debug, Default)]
 pub(super) struct Closed {
     pub(super) code: u16,
     pub(super) text: String,
-    /// The method that caused it. Zeros if it was none, and for a returned event.
+    /// The method that caused the close. Zeros if no method did, and for a returned event.
     pub(super) method: (u16, u16),
 }
 

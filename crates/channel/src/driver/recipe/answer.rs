@@ -12,11 +12,11 @@ use crate::driver::http::{REDACTED, REFERENCE_CHARS, excerpt};
 use crate::egress::{HttpAnswer, LEAST_WAIT};
 use crate::model::{ErrorClass, Evidence, Guarantee, Outcome, Report};
 
-/// The names that expressions on answers may read. `code` is what `[answer] code` reads.
+/// The names that expressions on answers may read. `code` is the result of the expression `[answer] code`.
 const NAMES: [&str; 5] = ["code", "headers", "json", "status", "text"];
-/// The most characters of a service's error code that are kept.
+/// The maximum number of characters of a service's error code that are kept.
 const CODE_CHARS: usize = 64;
-/// The most characters of a service's error text that are kept.
+/// The maximum number of characters of a service's error text that are kept.
 const TEXT_CHARS: usize = 300;
 
 #[derive(Debug, Deserialize)]
@@ -53,7 +53,7 @@ pub(super) struct WaitText {
     epoch: Option<String>,
 }
 
-/// What an answer means for the delivery.
+/// The meaning of an answer for the delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Effect {
@@ -63,7 +63,7 @@ enum Effect {
     Unclear,
 }
 
-/// What waits if the service asks for it.
+/// Whether the lane or only this delivery waits, if the service asks to wait.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Holds {
@@ -72,7 +72,7 @@ enum Holds {
     Delivery,
 }
 
-/// The compiled rules.
+/// The compiled rules for the answers of a service.
 #[derive(Debug)]
 pub(super) struct Answers {
     success: Expression,
@@ -128,10 +128,10 @@ impl Answers {
         })
     }
 
-    /// Translates an answer. `secrets` are redacted in what is kept of it.
+    /// Translates an answer into a report. `secrets` are redacted in the stored parts of the answer.
     pub(super) fn report(&self, answer: &HttpAnswer, guarantee: Guarantee, secrets: &[String]) -> Report {
         let context = context(answer, self.code.as_ref());
-        // An expression that fails on an answer of another shape is not true for it.
+        // An expression that fails, because the answer has another shape, counts as false.
         let is_true = |expression: &Expression| expression.is_true(&context).unwrap_or(false);
         let read = |expression: &Option<Expression>| {
             let text =
@@ -158,8 +158,8 @@ impl Answers {
                 (effect, class, Holds::Lane)
             }
         };
-        // After these statuses the service may have done something before it failed. A time for the next attempt says
-        // that it has not, and so does a rule of the recipe.
+        // With these statuses the service may have acted on the request before it failed. With 503 and 507 it has not,
+        // if the answer names a wait or a rule of the recipe matches.
         let may_be_sent = match answer.status {
             500 | 502 | 504 => true,
             503 | 507 => rule.is_none() && after.is_none(),
@@ -194,7 +194,7 @@ impl Answers {
         Report { class: Some(class), evidence, after, only_delivery, ..Report::from(outcome) }
     }
 
-    /// The wait that the service asks for in a form of its own.
+    /// The wait that the service asks for in fields of its own, such as a number in the JSON.
     fn wait(&self, context: &Value) -> Option<Duration> {
         let read = |(unit, expression): &(Unit, Expression)| {
             let number: f64 = shown(&expression.value(context).ok()?).trim().parse().ok()?;
@@ -210,14 +210,14 @@ impl Answers {
     }
 }
 
-/// What a status means where no rule of the recipe applies. `None` for a success that the recipe does not accept.
+/// The meaning of a status if no rule of the recipe matches. `None` for a success that the recipe does not accept.
 fn by_status(status: u16, guarantee: Guarantee) -> (Option<Effect>, ErrorClass) {
     let class = ErrorClass::of_http(status);
     match status {
         200..=299 => (None, ErrorClass::Unknown),
         300..=399 | 404 | 405 => (Some(Effect::Config), ErrorClass::Config),
         401..=403 | 407 => (Some(Effect::Config), class),
-        // Another request with our key is being processed. Without keys, it is a conflict that stays.
+        // The service is processing another request with our key. Without idempotency keys, the conflict is permanent.
         409 | 423 if guarantee != Guarantee::Idempotent => (Some(Effect::Rejected), class),
         409 | 423 | 425 | 429 | 503 | 507 => (Some(Effect::Deferred), class),
         400..=407 | 410..=499 => (Some(Effect::Rejected), class),
@@ -225,10 +225,10 @@ fn by_status(status: u16, guarantee: Guarantee) -> (Option<Effect>, ErrorClass) 
     }
 }
 
-/// The values of an answer. `code` reads the service's error code in it.
+/// The values of an answer that expressions read. `code` is the expression that reads the service's error code.
 fn context(answer: &HttpAnswer, code: Option<&Expression>) -> Value {
     let parsed = serde_json::from_slice(&answer.body).ok().filter(|_| answer.is_whole());
-    // The rest of a body that was cut might say the opposite.
+    // A body that was cut has no text, because the missing rest might say the opposite.
     let text = answer.is_whole().then(|| String::from_utf8_lossy(&answer.body));
     let mut values = vec![
         ("status", Value::from(answer.status)),

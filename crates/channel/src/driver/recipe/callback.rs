@@ -1,4 +1,4 @@
-//! The callbacks of a recipe's providers: how they are verified and read.
+//! The callbacks to the providers of a recipe: how they are verified and read.
 
 mod event;
 mod verify;
@@ -16,10 +16,10 @@ use super::expression::{Expression, Names, json, shown, value};
 use super::{Recipe, Redactions};
 use crate::driver::callback::{Callback, CallbackAnswer, CallbackParts, CallbackRefusal, CallbackRequest, Trust};
 
-/// The most bytes of a handshake's challenge.
+/// The maximum number of bytes of the challenge in a handshake.
 const CHALLENGE_BYTES: usize = 256;
 
-/// The section as it is written.
+/// The section `[callback]` as it is written.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CallbackText {
@@ -50,11 +50,11 @@ pub(super) struct CallbackText {
 enum Body {
     #[default]
     Json,
-    /// The fields of a form, of the query if the method is GET.
+    /// The fields of a form. With the method GET, the fields of the query.
     Form,
 }
 
-/// One path to the events, or several of which the first that leads to an event counts.
+/// One path to the events, or several paths. Of several, the first path that leads to an event is used.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Paths {
@@ -68,7 +68,7 @@ impl Default for Paths {
     }
 }
 
-/// The question of Meta whether we expect its callbacks.
+/// The handshake by which Meta asks whether we expect its callbacks.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HandshakeText {
@@ -79,14 +79,14 @@ struct HandshakeText {
 
 #[derive(Debug)]
 struct Handshake {
-    /// The text that the operator entered at the provider.
+    /// The verify token that the operator entered at the provider.
     token: Expression,
-    /// The text that the provider sends.
+    /// The verify token that the provider sends.
     given: Expression,
     challenge: Expression,
 }
 
-/// The compiled section.
+/// The compiled section `[callback]`.
 #[derive(Debug)]
 pub(super) struct CallbackForm {
     help: String,
@@ -170,18 +170,18 @@ impl CallbackForm {
 }
 
 impl Handshake {
-    /// The challenge, if the provider sent the text that the operator entered there. Without such a text the token in
-    /// the URL is the proof.
+    /// Returns the challenge if the provider sent the verify token that the operator entered at the provider. If no
+    /// verify token is set, the token in the URL is the only proof.
     fn answer(&self, context: &Value) -> Result<String, CallbackRefusal> {
         let text = |expression: &Expression| expression.value(context).map(|value| shown(&value)).unwrap_or_default();
         let (token, challenge) = (text(&self.token), text(&self.challenge));
         if !token.is_empty() && !verify::is_equal(&token, &text(&self.given)) {
-            return Err(CallbackRefusal::Unverified("the verify token is not the provider's".into()));
+            return Err(CallbackRefusal::Unverified("the verify token is wrong; set it again at the provider".into()));
         }
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.~+/=".contains(c);
         match challenge.len() {
             1..=CHALLENGE_BYTES if challenge.chars().all(is_plain) => Ok(challenge),
-            _ => Err(CallbackRefusal::Malformed("the query has no challenge that can be repeated".into())),
+            _ => Err(CallbackRefusal::Malformed("the query has no challenge of 1 to 256 plain characters".into())),
         }
     }
 }
@@ -207,7 +207,7 @@ impl OfRecipe {
         self.0.callback.as_ref().ok_or(CallbackRefusal::Method)
     }
 
-    /// What expressions on the provider itself may read: the settings with their defaults, and the secrets.
+    /// The values that expressions on the provider may read: its settings with their defaults, and its secrets.
     fn own(&self, provider: CallbackParts<'_>) -> (Value, Value) {
         let given = |name: &String| provider.settings.get(name).filter(|value| !value.is_null());
         let settings = self

@@ -18,7 +18,7 @@ const STEPS: u64 = 20_000;
 /// The largest text that an expression or a text with expressions may give, in bytes. A whole mail, which no filter
 /// changes, may be larger.
 const VALUE_BYTES: usize = 1024 * 1024;
-/// Operators that recipes do not have. Some would make a large text from a small one.
+/// Operators that are not allowed in recipes. Some of them could make a large text from a small one.
 const OPERATORS: [char; 5] = ['*', '+', '/', '%', '~'];
 /// The names of the filters.
 const FILTERS: [&str; 14] = [
@@ -66,7 +66,7 @@ static ENGINE: LazyLock<Environment<'static>> = LazyLock::new(|| {
                 }
             };
             text.push_str(&shown(&item));
-            // Before the next item is copied.
+            // Check the size before the next item is copied.
             if text.len() > VALUE_BYTES {
                 return Err(too_large());
             }
@@ -99,7 +99,7 @@ static ENGINE: LazyLock<Environment<'static>> = LazyLock::new(|| {
     engine
 });
 
-/// Whether a text is meant as a URL. A malformed one is meant as a URL, too, and must not go to another receiver.
+/// Whether a text is meant as a URL. A malformed URL counts, too, because its message must not go to another receiver.
 pub(super) fn is_url(text: &str) -> bool {
     let text = text.trim_start().to_ascii_lowercase();
     text.starts_with("http:") || text.starts_with("https:") || text.contains("://")
@@ -138,8 +138,8 @@ fn capped(value: Value) -> Result<Value, minijinja::Error> {
     if value.as_str().is_some_and(|text| text.len() > VALUE_BYTES) { Err(too_large()) } else { Ok(value) }
 }
 
-/// A value as JSON, unless it is too large. A value may hold one text many times, so its size is known before it is
-/// copied.
+/// Converts a value to JSON, unless it is too large. A value may contain the same text many times, so its size is
+/// checked before it is copied.
 pub(super) fn small_json(value: &Value) -> Result<Option<Json>, String> {
     if bytes_of(value, 0) > VALUE_BYTES {
         return Err(format!("a value has more than {VALUE_BYTES} bytes"));
@@ -147,8 +147,8 @@ pub(super) fn small_json(value: &Value) -> Result<Option<Json>, String> {
     Ok(json(value))
 }
 
-/// The bytes of a value, added to `before`: those of its texts, and eight for each item. What is behind the limit is not
-/// counted.
+/// The size of a value in bytes, added to `before`: the bytes of its texts, and eight for each item. Counting stops
+/// when the limit is exceeded.
 fn bytes_of(value: &Value, before: usize) -> usize {
     let before = before.saturating_add(8);
     let add = |sum: usize, item: Value| if sum > VALUE_BYTES { sum } else { bytes_of(&item, sum) };
@@ -163,8 +163,8 @@ fn bytes_of(value: &Value, before: usize) -> usize {
     }
 }
 
-/// The text without words by which chat services notify everybody, such as `@all` and `<users/all>`. A character without
-/// width takes their meaning away, and people read the same.
+/// Disarms the words by which chat services notify everybody, such as `@all` and `<users/all>`: a character without
+/// width is inserted, which people do not see.
 fn without_mentions(text: &str) -> String {
     const EVERYBODY: [&str; 5] = ["all", "channel", "everyone", "here", "room"];
     let begins = |rest: &str, word: &str| rest.get(..word.len()).is_some_and(|start| start.eq_ignore_ascii_case(word));
@@ -194,7 +194,7 @@ fn contains(value: Value, wanted: Value) -> bool {
     }
 }
 
-/// Cuts a text to this number of characters. The last one shows that it was cut.
+/// Cuts a text to this number of characters. The last character of a cut text is `…`.
 fn cut(text: &str, chars: usize) -> String {
     match text.char_indices().nth(chars) {
         None => text.to_owned(),
@@ -205,7 +205,7 @@ fn cut(text: &str, chars: usize) -> String {
 /// A compiled expression.
 pub(super) struct Expression {
     compiled: minijinja::Expression<'static, 'static>,
-    /// The names that it reads, such as `settings.base_url`.
+    /// The names that the expression reads, such as `settings.base_url`.
     names: Vec<String>,
 }
 
@@ -239,7 +239,7 @@ impl Expression {
         let mut read: Vec<String> = expression.undeclared_variables(true).into_iter().collect();
         read.sort();
         read.iter().try_for_each(|name| names.check(name))?;
-        // A filter without its argument fails on any value.
+        // Evaluate the expression once: a filter with a wrong number of arguments fails on any value.
         let wrong =
             |error: &minijinja::Error| matches!(error.kind(), ErrorKind::MissingArgument | ErrorKind::TooManyArguments);
         match expression.eval(Value::from_pairs(names.roots.iter().map(|name| (*name, Value::from("x"))))) {
@@ -257,12 +257,12 @@ impl Expression {
         Ok(if value.is_none() { Value::UNDEFINED } else { value })
     }
 
-    /// Whether it reads a value whose name begins so, such as `to`.
+    /// Whether the expression reads a value whose name begins with `root`, such as `to`.
     pub(super) fn reads(&self, root: &str) -> bool {
         self.names.iter().any(|read| read.split('.').next() == Some(root))
     }
 
-    /// The settings that it reads.
+    /// The names of the settings that the expression reads.
     pub(super) fn settings(&self) -> impl Iterator<Item = &str> {
         self.names.iter().filter_map(|read| read.strip_prefix("settings.")?.split('.').next())
     }
@@ -274,13 +274,13 @@ impl Expression {
 
 /// The names that an expression may read.
 pub(super) struct Names<'n> {
-    /// The first parts of the names.
+    /// The first parts of the names, such as `settings`.
     pub(super) roots: &'n [&'static str],
     /// The names of the settings, after `settings.`.
     pub(super) settings: Vec<String>,
     /// The names of the secrets, after `secret.`.
     pub(super) secrets: Vec<String>,
-    /// The names of the fields of the channel data, after `data.`. Empty: any.
+    /// The names of the fields of the channel data, after `data.`. Empty means any name.
     pub(super) data: Vec<String>,
 }
 
@@ -323,7 +323,7 @@ fn unquoted(text: &str) -> impl Iterator<Item = char> {
     })
 }
 
-/// The first operator of an expression that recipes do not have.
+/// The first operator in an expression that is not allowed in recipes.
 fn operator(text: &str) -> Option<char> {
     unquoted(text).find(|c| OPERATORS.contains(c))
 }
@@ -373,7 +373,7 @@ impl Text {
         Ok(Self(pieces))
     }
 
-    /// The text with its values. A missing value is empty.
+    /// The text with the values of its expressions. A missing value is empty.
     pub(super) fn render(&self, context: &Value) -> Result<String, String> {
         let mut whole = String::new();
         for piece in &self.0 {
@@ -388,7 +388,7 @@ impl Text {
         Ok(whole)
     }
 
-    /// Whether one of its expressions reads a value whose name begins so.
+    /// Whether one of the text's expressions reads a value whose name begins with `root`.
     pub(super) fn reads(&self, root: &str) -> bool {
         self.0.iter().any(|piece| matches!(piece, Piece::Value(expression) if expression.reads(root)))
     }
@@ -397,7 +397,7 @@ impl Text {
         self.0.iter().filter_map(Piece::expression)
     }
 
-    /// The expressions of a URL before its path, which make the name of the server.
+    /// The expressions in a URL before its path. They decide which server is called.
     pub(super) fn before_path(&self) -> impl Iterator<Item = &Expression> {
         let has_path = |text: &str| text.split_once("://").map_or(text.contains('/'), |(_, rest)| rest.contains('/'));
         let is_path = move |piece: &&Piece| matches!(piece, Piece::Literal(text) if has_path(text));

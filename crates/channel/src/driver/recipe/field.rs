@@ -1,4 +1,4 @@
-//! What an operator must set for a recipe, and what the channel data must contain.
+//! The settings and secrets that an operator sets for a recipe, and the fields that the channel data must contain.
 
 use std::collections::BTreeMap;
 
@@ -21,17 +21,17 @@ pub struct Field {
     pub r#type: FieldType,
     #[serde(skip_serializing_if = "Option::is_none")]
     required: Option<bool>,
-    /// A setting that takes the place of this setting or this field of the channel data.
+    /// The name of a setting. If that setting is set, this field is not required.
     #[serde(skip_serializing_if = "Option::is_none")]
     required_unless: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default: Option<Json>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub choices: Vec<Json>,
-    /// The beginnings of the allowed texts. Empty: any.
+    /// The allowed beginnings of the text. Empty means any text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub starts_with: Vec<String>,
-    /// What the field is, in half a sentence.
+    /// The meaning of the field, in half a sentence.
     pub help: String,
 }
 
@@ -70,7 +70,7 @@ impl FieldType {
             Self::Number if !value.is_number() => return Err("must be a number".into()),
             Self::Boolean if !value.is_boolean() => return Err("must be true or false".into()),
             Self::List if !value.is_array() => return Err("must be a list".into()),
-            // A secret is a text. This one is a file of JSON.
+            // A secret is stored as a text. A secret of the type `object` is the text of a JSON file.
             Self::Object if part == Part::Secret => {
                 serde_json::from_str::<Map<String, Json>>(text()?).map_err(|_| "must be a JSON object")?;
             }
@@ -96,18 +96,18 @@ impl FieldType {
 }
 
 impl Field {
-    /// Whether the field must be given. A setting may take the place of a field of the channel data.
+    /// Whether the field is required, regardless of `required_unless`.
     #[must_use]
     pub fn is_required(&self) -> bool {
         self.required == Some(true)
     }
 
-    /// Sets whether the field is required, if the recipe does not say it.
+    /// Sets whether the field is required, if the recipe does not say so itself.
     pub(super) fn require_unless_said(&mut self, required: bool) {
         self.required.get_or_insert(required);
     }
 
-    /// Whether the field must be given, with these settings.
+    /// Whether the field must be given with these settings.
     fn is_needed(&self, settings: Option<&Map<String, Json>>) -> bool {
         match &self.required_unless {
             Some(name) => settings.and_then(|settings| settings.get(name)).is_none_or(Json::is_null),
@@ -136,12 +136,12 @@ impl Field {
     }
 }
 
-/// What a value belongs to.
+/// The place of a value: a setting, a secret or the message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
     Setting,
     Secret,
-    /// The message. Its texts may have several lines.
+    /// The channel data of the message. Its texts may have several lines.
     Data,
 }
 
@@ -165,7 +165,7 @@ pub(super) fn settings(fields: &Fields, given: &Json, egress: &Egress) -> Result
     let mut all = Map::new();
     for (name, field) in fields {
         let value = given.get(name).filter(|value| !value.is_null()).or(field.default.as_ref());
-        // The command line reads digits as a number.
+        // The command line parses a text of digits as a number, so it is converted back.
         let digits = value.filter(|value| field.r#type == FieldType::Text && (value.is_i64() || value.is_u64()));
         let digits = digits.map(|number| Json::from(number.to_string()));
         match digits.as_ref().or(value) {

@@ -133,7 +133,7 @@ fn compile(mut file: File) -> Result<Recipe, String> {
                 }
                 Limited::Sent(path)
             }
-            _ => return Err(format!("limit[{i}]: must have one of of and sent")),
+            _ => return Err(format!("limit[{i}]: must have either `of` or `sent`")),
         };
         let without = limit.without.clone().unwrap_or_default();
         if limit.chars.is_none() && limit.bytes.is_none() && without.is_empty() {
@@ -220,12 +220,12 @@ fn check(file: &File) -> Result<(), String> {
     Ok(())
 }
 
-/// The lines of the values of a file.
+/// The line of each value in a file.
 struct Lines {
     /// The positions of the line ends.
     ends: Vec<usize>,
     by_path: BTreeMap<String, usize>,
-    /// The first number that is too large.
+    /// The error for the first number that cannot be used.
     problem: Option<String>,
 }
 
@@ -273,7 +273,7 @@ impl Lines {
         }
     }
 
-    /// Adds the line to a problem that begins with its place in the file.
+    /// Adds the line number to an error that begins with the path of a value.
     fn placed(&self, problem: &str) -> String {
         let is_begun =
             |path: &str| problem.starts_with(path) && !problem[path.len()..].starts_with(char::is_alphanumeric);

@@ -69,7 +69,7 @@ pub(super) struct RequestForm {
     authorization: Option<Authorization>,
     sign: Option<SignForm>,
     body: Body,
-    /// The largest body.
+    /// The maximum number of bytes of the body.
     pub(super) request_bytes: Option<usize>,
 }
 
@@ -150,7 +150,7 @@ impl RequestForm {
         })
     }
 
-    /// The settings of which the name of the server is made, or the address that gives the signer its tokens.
+    /// The settings from which the name of the server, or the URL of the signer's token service, is built.
     pub(super) fn routes(&self) -> Vec<&str> {
         let token_url = self.sign.as_ref().and_then(SignForm::token_url);
         self.url
@@ -160,12 +160,13 @@ impl RequestForm {
             .collect()
     }
 
-    /// The signer of a provider, if its requests are signed. `context` has its settings and secrets.
+    /// The signer of a provider, if its requests are signed. `context` holds the provider's settings and secrets.
     pub(super) fn signer(&self, context: &Value) -> Result<Option<Signer>, String> {
         self.sign.as_ref().map(|sign| sign.signer(context)).transpose()
     }
 
-    /// Builds the request. It is byte for byte the same on every attempt. A signature is added when it is sent.
+    /// Builds the request. It is byte for byte the same on every attempt. The signature is added later, when it is
+    /// sent.
     pub(super) fn build(&self, context: &Value, body: Json, boundary: &str) -> Result<Request, Refusal> {
         let url = self.url(context)?;
         let (kind, body) = self.encoded(body, boundary)?;
@@ -186,7 +187,7 @@ impl RequestForm {
         let mut url = url.ok_or_else(|| Refusal {
             code: "bad_url",
             class: if self.url.reads("to") { ErrorClass::InvalidAddress } else { ErrorClass::Config },
-            detail: "the message has no http or https URL to go to: the address is none, and the provider has none"
+            detail: "neither the address nor the provider has an http or https URL; name a URL as address, or set one"
                 .into(),
         })?;
         let query = self.query.build(context).map_err(Refusal::content)?.unwrap_or_default();
@@ -196,9 +197,9 @@ impl RequestForm {
         Ok(url)
     }
 
-    /// The text of the URL, in which every value but the first is encoded.
+    /// The text of the URL. Every value in it is percent-encoded, except a value at its beginning.
     fn url_text(&self, context: &Value) -> Result<String, Refusal> {
-        // A URL that is one value is taken as it is, because a slash at its end has a meaning.
+        // If the whole URL is one value, it is not changed, because a slash at its end has a meaning.
         if let Some(whole) = self.url.only() {
             return whole.value(context).map(|value| shown(&value)).map_err(|problem| blame(whole, problem));
         }
@@ -247,7 +248,7 @@ impl RequestForm {
         Ok(headers)
     }
 
-    /// Whether the body may have this field, at a path of names.
+    /// Whether the body may have a field at this path.
     pub(super) fn has_field(&self, path: &[String]) -> bool {
         match &self.body {
             Body::None => false,
@@ -282,7 +283,7 @@ impl RequestForm {
             Body::Multipart(_) => {
                 let mut bytes = Vec::new();
                 for (name, value) in fields(body)? {
-                    // A name comes from the recipe or from the names of an object in the channel data.
+                    // The name may come from the channel data, so it must not end the header.
                     let name = name.replace(['\r', '\n', '"'], "_");
                     let head = format!("--{boundary}\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n");
                     bytes.extend_from_slice(head.as_bytes());
@@ -296,7 +297,7 @@ impl RequestForm {
     }
 }
 
-/// The fields of a form as text. A list repeats its field.
+/// The fields of a form as text. A list becomes several fields of the same name.
 fn pairs(fields: Map<String, Json>) -> Result<Vec<(String, String)>, String> {
     let mut pairs = Vec::new();
     for (name, value) in fields {
@@ -310,7 +311,9 @@ fn pairs(fields: Map<String, Json>) -> Result<Vec<(String, String)>, String> {
                 Json::Number(number) => number.to_string(),
                 Json::Bool(yes) => yes.to_string(),
                 Json::Null => continue,
-                Json::Array(_) | Json::Object(_) => return Err(format!("{name}: a list or an object is no text")),
+                Json::Array(_) | Json::Object(_) => {
+                    return Err(format!("{name}: is a list or an object; it must be a text or a number"));
+                }
             };
             pairs.push((name.clone(), text));
         }
@@ -318,8 +321,8 @@ fn pairs(fields: Map<String, Json>) -> Result<Vec<(String, String)>, String> {
     Ok(pairs)
 }
 
-/// The refusal of a message whose URL cannot be built: its address is to blame, its content, or the provider itself. The
-/// last one would fail every message.
+/// The refusal of a message whose URL cannot be built. The values that the URL reads show what is wrong: the address,
+/// the content, or the provider itself, which would fail every message.
 fn blame(expression: &Expression, problem: String) -> Refusal {
     let is_of_message =
         ["action_url", "data", "event", "html", "subject", "text"].iter().any(|root| expression.reads(root));

@@ -15,7 +15,7 @@ use crate::clock;
 use crate::egress::{Call, Deadline, Egress};
 use crate::model::Report;
 
-/// The signers: the name, the values that a recipe must give, and those that it may give.
+/// The signers: the name, the values that a recipe must give, and the values that it may give.
 const SIGNERS: [(&str, &[&str], &[&str]); 2] = [
     ("google_jwt", &["service_account", "scope", "token_url"], &[]),
     ("sigv4", &["service", "region", "access_key_id", "secret_access_key"], &["session_token"]),
@@ -41,7 +41,7 @@ impl SignForm {
         if let Some(missing) = needed.iter().find(|name| !text.contains_key(**name)) {
             return Err(format!("request.sign.{missing}: is missing; {by} needs it"));
         }
-        // A signer belongs to a provider and not to a message, so only these values are there.
+        // A signer belongs to a provider and not to a message, so it can read only settings and secrets.
         let roots = ["settings", "secret"];
         let names =
             Names { roots: &roots, settings: names.settings.clone(), secrets: names.secrets.clone(), data: vec![] };
@@ -57,12 +57,12 @@ impl SignForm {
         Ok(Self { by, values })
     }
 
-    /// Where the signer gets its tokens.
+    /// The URL at which the signer fetches its tokens, if it uses tokens.
     pub(super) fn token_url(&self) -> Option<&Text> {
         self.values.get("token_url")
     }
 
-    /// The signer of a provider. `context` has its settings and secrets.
+    /// The signer of a provider. `context` holds the provider's settings and secrets.
     pub(super) fn signer(&self, context: &Value) -> Result<Signer, String> {
         let value = |name: &str| match self.values.get(name) {
             Some(text) => text.render(context).map_err(|problem| format!("request.sign.{name}: {problem}")),
@@ -89,9 +89,9 @@ pub(super) enum Signer {
 /// What a request was signed with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum With {
-    /// Something that was made for this request.
+    /// A signature or token that was made for this request.
     New,
-    /// A token that other requests have used.
+    /// A token that other requests have used before.
     KnownToken,
 }
 
@@ -105,7 +105,7 @@ impl Signer {
         }
     }
 
-    /// Forgets the token of a request that the service refused, so that the next one gets a new token.
+    /// Forgets the token of a request that the service refused, so that the next request gets a new token.
     pub(super) async fn forget(&self, call: &Call) {
         if let Self::Google(google) = self {
             google.forget(call).await;

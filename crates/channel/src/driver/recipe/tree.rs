@@ -13,22 +13,22 @@ pub(super) enum Tree {
     Text(Text),
     List(Vec<Tree>),
     Table(Box<Table>),
-    /// The first tree that is not left out.
+    /// The first tree in this list that is not left out.
     First(Vec<Tree>),
 }
 
 /// An object of a tree.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    /// The table is left out unless this is true.
+    /// The table is left out unless this expression is true.
     condition: Option<Expression>,
-    /// An object whose fields are added.
+    /// An object whose fields are added to the table.
     merged: Option<Expression>,
     pub(super) fields: Vec<(String, Tree)>,
 }
 
 impl Tree {
-    /// Compiles a tree. `path` is its place in the file, for messages.
+    /// Compiles a tree. `path` is its place in the recipe's file, for error messages.
     pub(super) fn new(value: &Json, path: &str, names: &Names<'_>) -> Result<Self, String> {
         let at = |problem: String| format!("{path}: {problem}");
         match value {
@@ -47,7 +47,7 @@ impl Tree {
     /// Whether the tree may have a field at this path.
     pub(super) fn has(&self, path: &[String]) -> bool {
         match self {
-            // A value may be an object of the channel data.
+            // The value may be an object of the channel data, whose fields are not known here.
             Self::Text(text) => path.is_empty() || text.only().is_some(),
             Self::Fixed(_) | Self::List(_) => path.is_empty(),
             Self::Table(table) => table.has(path),

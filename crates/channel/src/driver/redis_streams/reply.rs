@@ -4,12 +4,12 @@ use crate::driver::broker::{ANSWER_BYTES, Failed, Wire};
 use crate::egress::Deadline;
 use crate::model::{ErrorClass, Outcome};
 
-/// The most bytes of a line.
+/// The maximum number of bytes of a line.
 const LINE_BYTES: usize = 4096;
-/// The most items of an array.
+/// The maximum number of items of an array.
 const ITEMS: usize = 8;
 
-/// A reply.
+/// A reply of the Redis server.
 #[derive(Debug)]
 pub(super) enum Reply {
     Text(String),
@@ -76,9 +76,10 @@ fn bad(wire: &Wire) -> Failed {
     wire.broken("bad_answer", "the server sent something that is no reply of Redis")
 }
 
-/// The meaning of an error. The script appends nothing where it ends with an error, so each error is certain.
+/// The meaning of an error. A script that fails has appended nothing, so the event was certainly not taken.
 pub(super) fn refusal(text: &str) -> Failed {
-    // Before version 7, and in Dragonfly, the error of a command in a script has other words and a dash before it.
+    // Before version 7, and in Dragonfly, the error of a command in a script has another wording, with a dash before
+    // its code.
     let code = |name: &str| text.split([' ', ':']).any(|word| word.trim_start_matches('-') == name);
     let detail = format!("Redis answered: {text}");
     let deferred = |class| Failed::refused(Outcome::deferred("redis_busy"), class, detail.clone());
@@ -87,8 +88,9 @@ pub(super) fn refusal(text: &str) -> Failed {
         return Failed::config("auth_failed", ErrorClass::AuthFailed, detail);
     }
     if is(&["NOPERM"]) || text.contains("executing the script can't") {
-        // A user that may not use this name may use others. One that may not run scripts cannot publish at all. The
-        // names of users and commands in these texts have no blanks.
+        // A user without access to this key name may have access to others. A user who may not run scripts cannot
+        // publish at all. Names of users and commands in these texts contain no spaces, so they cannot look like the
+        // searched words.
         return match text.contains("access a key") || text.contains("of the keys") {
             true => Failed::refused(Outcome::refused("forbidden"), ErrorClass::Forbidden, detail),
             false => Failed::config("forbidden", ErrorClass::Forbidden, detail),
@@ -98,7 +100,7 @@ pub(super) fn refusal(text: &str) -> Failed {
         return Failed::refused(Outcome::refused("not_a_stream"), ErrorClass::InvalidAddress, detail);
     }
     if is(&["MOVED", "ASK", "CROSSSLOT"]) {
-        // This server may have other streams, so the lane is not paused.
+        // This server may hold other streams, so the lane is not paused.
         let detail = format!("{detail}; the server is part of a cluster, whose other servers are never followed");
         return Failed::refused(Outcome::refused("redis_cluster"), ErrorClass::Config, detail);
     }

@@ -1,9 +1,9 @@
 //! The SMTP dialogue over one connection (RFC 5321): greeting, EHLO, STARTTLS, sign-in, then one message after the
 //! other.
 //!
-//! Each message has one recipient, so that each outcome belongs to one delivery. The outcome follows from the step that
-//! failed: before the final dot was begun, the server has not taken the message. After it, only the server's answer
-//! tells.
+//! Each message has one recipient, so that each outcome belongs to one delivery. The step that failed decides the
+//! outcome. Before the first byte of the final dot was written, the server has not taken the message. After that, only
+//! the server's answer tells.
 
 use std::time::{Duration, Instant};
 
@@ -21,11 +21,11 @@ use crate::egress::{Deadline, DialledStream, Egress, EgressFailure, Tls};
 /// How long the server may take for its answer after the final dot. RFC 5321 asks for ten minutes: a client that gives
 /// up earlier sends a mail again that the server has taken.
 pub(super) const ANSWER_AFTER_DOT: Duration = Duration::from_secs(600);
-/// The most messages over one connection. Many servers refuse more than 100.
+/// The maximum number of messages over one connection. Many servers refuse more than 100.
 const MESSAGES: u32 = 100;
-/// How long a reply is awaited when the connection could not be written to any more. It has usually arrived already.
+/// How long to wait for a reply after a write has failed. The reply has usually arrived already.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// The most bytes of a mail that are written in one call.
+/// The maximum number of bytes of a mail that are written in one call.
 const CHUNK: usize = 16 * 1024;
 
 /// The failure of a dialogue.
@@ -48,7 +48,7 @@ pub(super) enum Cause {
     Lacking { code: &'static str, detail: String },
 }
 
-/// The extensions that the server offers, by EHLO.
+/// The extensions that the server offers in its answer to EHLO.
 #[derive(Debug, Default)]
 struct Extensions {
     starttls: bool,
@@ -97,7 +97,7 @@ impl Dialogue {
     /// Sends one message. The deadline is for all steps up to the final dot.
     pub(super) async fn send(&mut self, mail: &Mail, deadline: Deadline) -> Result<Reply, Failed> {
         if std::mem::replace(&mut self.is_used, true) {
-            // RSET ends what an earlier message may have left. It also shows whether the connection still works.
+            // RSET discards an earlier message that did not finish. It also shows whether the connection still works.
             let reply = self.command(Step::Reset, "RSET", deadline).await?;
             accepted(Step::Reset, reply, 250)?;
         }
@@ -124,7 +124,7 @@ impl Dialogue {
         let counter = self.stream.counter();
         counter.begin();
         if let Err(failed) = self.write(Step::Accepted, b".\r\n", deadline).await {
-            // No further byte may leave, because this count decides the outcome.
+            // No further byte may be sent, because the number of written bytes decides the outcome.
             return Err(match counter.close() {
                 0 => self.refused_meanwhile(Failed { step: Step::Content, ..failed }).await,
                 _ => failed,
@@ -134,8 +134,8 @@ impl Dialogue {
         accepted(Step::Accepted, reply, 250)
     }
 
-    /// A connection that broke before the final dot: if the server said before why it ends it, such as for a message
-    /// that is too large, that is the failure.
+    /// Returns the failure of a connection that broke before the final dot. If the server sent a refusal before it
+    /// closed the connection, such as for a message that is too large, that refusal is the failure.
     async fn refused_meanwhile(&mut self, failed: Failed) -> Failed {
         match self.answer(Step::Content, Deadline::after(LAST_WORDS)).await {
             Ok(reply) if reply.code >= 400 => Failed { step: Step::Content, cause: Cause::Refused(reply) },
@@ -146,7 +146,7 @@ impl Dialogue {
     async fn ehlo(&mut self, account: &Account, deadline: Deadline) -> Result<(), Failed> {
         let reply = self.command(Step::Ehlo, &format!("EHLO {}", account.ehlo_name), deadline).await?;
         let reply = accepted(Step::Ehlo, reply, 250)?;
-        // What was offered before TLS may have been changed on the way, so each EHLO begins anew.
+        // An attacker may have changed the extensions that were offered before TLS, so each EHLO replaces them.
         self.extensions = Extensions::default();
         for line in reply.lines.iter().skip(1) {
             let mut words = line.split_ascii_whitespace();
@@ -177,7 +177,7 @@ impl Dialogue {
         }
         let reply = self.command(Step::StartTls, "STARTTLS", deadline).await?;
         accepted(Step::StartTls, reply, 220)?;
-        // Bytes that arrived with the answer were not encrypted. Somebody on the way may have added them.
+        // Bytes that arrived with the answer were not encrypted. An attacker may have added them.
         if !self.buffer.is_empty() {
             let detail = "the server sent bytes after its answer to STARTTLS, before the encryption began";
             return Err(broken(Step::StartTls, "bad_answer", detail.into()));
@@ -212,13 +212,13 @@ impl Dialogue {
             _ => self.command(Step::Auth, &format!("AUTH PLAIN {}", sign_in.plain()), deadline).await?,
         };
         if reply.code == 334 && mechanism == "XOAUTH2" {
-            // The server explains the refusal. An empty line asks for the refusal itself.
+            // The server has explained its refusal. It sends the refusal itself after an empty line.
             reply = self.command(Step::Auth, "", deadline).await?;
         }
         accepted(Step::Auth, reply, 235).map(drop)
     }
 
-    /// The parameters of MAIL. Refuses a mail that this server cannot take.
+    /// The parameters of the command MAIL. Refuses a mail that this server cannot take.
     fn parameters(&self, mail: &Mail, bytes: usize) -> Result<String, Failed> {
         let mut parameters = String::new();
         if let Some(limit) = self.extensions.size.filter(|limit| *limit > 0 && bytes as u64 > *limit) {
@@ -239,7 +239,7 @@ impl Dialogue {
     }
 
     async fn command(&mut self, step: Step, line: &str, deadline: Deadline) -> Result<Reply, Failed> {
-        // Nothing of ours holds a line end. If it did, the server would read two commands.
+        // No value of ours contains a line end. If one did, the server would read two commands.
         if line.contains(['\r', '\n', '\0']) {
             return Err(broken(step, "bad_header", "a command would contain a line end".into()));
         }
@@ -295,7 +295,7 @@ impl Failed {
     /// Whether the next message may use the same connection.
     pub(super) fn leaves_connection(&self) -> bool {
         match &self.cause {
-            // After a refusal amid the content, the connection is broken.
+            // After a refusal during the content, the connection cannot be used again.
             Cause::Refused(reply) => reply.code != 421 && !matches!(self.step, Step::Reset | Step::Content),
             Cause::Lacking { .. } => matches!(self.step, Step::MailFrom | Step::RcptTo),
             Cause::NotConnected(_) | Cause::Broken { .. } => false,
@@ -303,7 +303,7 @@ impl Failed {
     }
 }
 
-/// Returns the reply if it has the expected code. For 250 any positive reply is good.
+/// Returns the reply if it has the expected code. If 250 is expected, any positive reply is accepted.
 fn accepted(step: Step, reply: Reply, expected: u16) -> Result<Reply, Failed> {
     if reply.code == expected || (expected == 250 && reply.is_positive()) {
         return Ok(reply);
@@ -347,7 +347,7 @@ mod tests {
         (dialogue, theirs)
     }
 
-    /// TLS does not tell how much of a failed write has left, so there the mail may have been sent.
+    /// A failed write over TLS does not tell how many bytes were sent, so with TLS the mail may have been sent.
     #[tokio::test]
     async fn a_final_dot_of_which_no_byte_was_written_has_sent_nothing() {
         for (is_tls, expected) in [(false, Step::Content), (true, Step::Accepted)] {
@@ -361,7 +361,7 @@ mod tests {
     async fn a_final_dot_of_which_a_byte_was_written_may_have_sent_the_mail() {
         let (mut dialogue, theirs) = over(1, false);
         let failed = tokio::join!(dialogue.finish(), async {
-            // The first byte is on its way when the server leaves.
+            // The first byte has been sent when the server closes the connection.
             tokio::task::yield_now().await;
             drop(theirs);
         });

@@ -11,8 +11,8 @@ use super::mail::mailbox;
 use crate::keys::PrivateKey;
 use crate::secret::Secrets;
 
-/// The headers that are signed, if the mail has them. `From` is named once more than it exists, so that nobody can add
-/// another one.
+/// The headers that are signed, if the mail has them. `From` is listed once more than it exists, so that adding a
+/// second `From` to the mail breaks the signature.
 const SIGNED: [&str; 11] = [
     "From",
     "From",
@@ -29,7 +29,7 @@ const SIGNED: [&str; 11] = [
 /// The number of characters of the signature in one line.
 const LINE_CHARS: usize = 72;
 
-/// The key of a domain.
+/// The DKIM key of a domain.
 pub(super) struct Dkim {
     domain: String,
     selector: String,
@@ -56,7 +56,7 @@ impl Dkim {
         if selector.len() > 200 || !selector.split('.').all(is_label) {
             return Err("settings.dkim_selector: must be a name such as mail or 2026.mail".into());
         }
-        // The domain is written in ASCII.
+        // `mailbox` converts the domain to ASCII.
         let domain = mailbox(&format!("postmaster@{}", settings.dkim_domain.as_deref().unwrap_or(from)));
         let domain = domain.map_err(|_| "settings.dkim_domain: must be a domain such as example.com")?;
         // The key is revealed here to read it.
@@ -82,7 +82,7 @@ impl Dkim {
             "DKIM-Signature: v=1; a={algorithm}; c=relaxed/relaxed; d={domain}; s={selector};\r\n t={time};\r\n h={names};\r\n \
              bh={hash};\r\n b="
         );
-        // The second `From` does not exist and adds nothing.
+        // The mail has only one `From`, so its second listing adds nothing to the signed text.
         let mut text: Vec<u8> = SIGNED[1..]
             .iter()
             .filter_map(|name| find(name))

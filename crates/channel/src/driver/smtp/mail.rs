@@ -17,10 +17,11 @@ use crate::render::Content;
 /// The longest subject that is made from the first line of the text, in characters.
 const SUBJECT_CHARS: usize = 78;
 
-/// The longest name beside an address, in characters. A quoted name is one word.
+/// The longest name beside an address, in characters. A quoted name is one word, so it cannot be folded.
 const NAME_CHARS: usize = 255;
 
-/// The most bytes of an encoded word, before its encoding. An encoded word has at most 75 characters.
+/// The maximum number of bytes of text in one encoded word (RFC 2047). After its encoding, a word has at most 75
+/// characters.
 const ENCODED_BYTES: usize = 36;
 
 /// The longest word of a subject, in bytes. A header is folded between words, and a line of a mail has at most 998.
@@ -67,7 +68,7 @@ pub(in crate::driver) fn mailbox(text: &str) -> Result<Mailbox, String> {
     Ok(Mailbox::new(name, address))
 }
 
-/// Refuses control characters of ASCII, which programs on the way have treated in different ways.
+/// Refuses ASCII control characters, because mail programs treat them in different ways.
 pub(super) fn no_controls(text: &str) -> Result<(), String> {
     match text.chars().find(char::is_ascii_control) {
         Some(c) => Err(format!("holds {c:?}; line breaks and control characters are not allowed")),
@@ -121,9 +122,8 @@ pub(in crate::driver) fn build(sender: &Sender, message: &Message<'_>) -> Result
     Ok(Mail { sender: sender.envelope.clone(), recipient: recipient.to_string(), bytes: built.formatted() })
 }
 
-/// The header of the subject.
 fn subject_header(content: &Content) -> Result<HeaderValue, String> {
-    // A tab is as good as a space.
+    // A tab would be refused as a control character, so it becomes a space.
     let subject = subject(content).replace('\t', " ");
     no_controls(&subject)?;
     let subject = subject.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -132,13 +132,14 @@ fn subject_header(content: &Content) -> Result<HeaderValue, String> {
     }
     let name = HeaderName::new_from_ascii_str("Subject");
     match subject.contains("=?") {
-        // A mail program would decode what the application has written as text.
+        // A mail program would decode `=?` in the application's text as an encoded word, so the whole subject is
+        // encoded.
         true => Ok(HeaderValue::dangerous_new_pre_encoded(name, subject.clone(), encoded_words(&subject))),
         false => Ok(HeaderValue::new(name, subject)),
     }
 }
 
-/// A text as encoded words (RFC 2047), one in each line. They have no other characters than those of base64.
+/// A text as encoded words (RFC 2047), one in each line. The words contain only the characters of base64.
 fn encoded_words(text: &str) -> String {
     let mut words = vec![String::new()];
     for c in text.chars() {
@@ -184,14 +185,14 @@ fn text(content: &Content) -> String {
     }
 }
 
-/// Ends every line with CR LF, also one that ended with a CR or LF alone. Servers disagree about such lines, which has
-/// allowed one mail to pass for two. NUL, which no mail may contain, is left out.
+/// Ends every line with CR LF, even a line that ended with a CR or LF alone. Servers disagree about such lines, which
+/// has allowed attackers to hide a second mail in a mail. NUL is left out, because no mail may contain it.
 fn with_crlf(text: &str) -> String {
     text.replace('\0', "").replace("\r\n", "\n").replace('\r', "\n").replace('\n', "\r\n")
 }
 
 /// The bytes of the mail as they are written after DATA, without the final dot: a dot at the beginning of a line is
-/// doubled, every line ends with CR LF, and a CR or LF alone does not exist.
+/// doubled, every line ends with CR LF, and there is no CR or LF alone.
 pub(in crate::driver) fn dot_stuffed(bytes: &[u8]) -> Vec<u8> {
     let mut wire = Vec::with_capacity(bytes.len() + bytes.len() / 64 + 2);
     let mut rest = bytes;

@@ -4,7 +4,7 @@ use crate::model::{Because, ErrorClass, Outcome};
 
 /// The longest line of a reply, in bytes. RFC 5321 allows 512.
 const LINE_BYTES: usize = 2048;
-/// The most lines of a reply.
+/// The maximum number of lines of a reply.
 const LINES: usize = 128;
 
 /// A step of the SMTP dialogue. The step that failed decides whether the message may have been sent.
@@ -25,7 +25,7 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// The step in the words of an operator.
+    /// The name of the step for operators.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Greeting => "the greeting",
@@ -59,8 +59,8 @@ impl Reply {
         self.lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ")
     }
 
-    /// Whether the text says that the server does not take mail of our sender. A recipient who refuses a sender says
-    /// nothing about other recipients.
+    /// Whether the text says that the server does not accept mail from our sender. A recipient's own refusal of a
+    /// sender says nothing about other recipients.
     fn is_about_sender(&self) -> bool {
         const WORDS: [&str; 3] = ["sender address rejected", "sender rejected", "permissions to send as"];
         let text = self.text().to_ascii_lowercase();
@@ -137,8 +137,8 @@ pub(super) fn refusal(step: Step, reply: &Reply) -> (Outcome, ErrorClass) {
             let (because, class) = permanent(step, reply.code, enhanced);
             (Outcome::Rejected { code, because }, class)
         }
-        // A reply such as 250 instead of 354. The server is confused, and nothing is known about the message only
-        // after its final dot.
+        // An unexpected positive reply, such as 250 instead of 354. The message may have been sent only after its final
+        // dot.
         _ if step == Step::Accepted => (Outcome::unclear(code), ErrorClass::ServerError),
         _ => (Outcome::deferred(code), ErrorClass::ServerError),
     }
@@ -147,7 +147,7 @@ pub(super) fn refusal(step: Step, reply: &Reply) -> (Outcome, ErrorClass) {
 fn temporary(step: Step, code: u16, enhanced: Option<[u16; 3]>) -> ErrorClass {
     match (code, enhanced) {
         (421, _) | (_, Some([_, 7, _])) if step != Step::Auth => ErrorClass::RateLimited,
-        // The sender, also where the server reports it at the recipient.
+        // The sender is refused, even if the server reports this at the recipient.
         (_, Some([_, 1, 7 | 8])) => ErrorClass::Account,
         (_, Some([_, 1 | 2, _])) => ErrorClass::InvalidAddress,
         (_, Some([_, 4, _])) => ErrorClass::Network,
@@ -164,7 +164,7 @@ fn permanent(step: Step, code: u16, enhanced: Option<[u16; 3]>) -> (Because, Err
         (Step::Greeting | Step::Ehlo | Step::StartTls | Step::Reset, ..) => account(ErrorClass::Config),
         // SPF, DKIM or DMARC of our domain failed: every message would be refused.
         (_, _, Some([_, 7, 20..=29])) => account(ErrorClass::Account),
-        // The sender, whatever the step.
+        // The sender is refused, whatever the step.
         (_, _, Some([_, 1, 7 | 8])) => account(ErrorClass::Account),
         (_, 552, None) | (_, _, Some([_, 3, 4] | [_, 2, 3] | [_, 6, _])) => message(ErrorClass::InvalidContent),
         (_, _, Some([_, 5, _])) | (_, 500..=503, None) => message(ErrorClass::Unknown),

@@ -9,10 +9,11 @@ use crate::secret::random;
 
 /// The largest body that every push service takes.
 pub(super) const BODY_BYTES: usize = 4096;
-/// What the encryption adds to a message: the head with salt, size and key, the mark of the end, and the tag of AES-GCM.
+/// The number of bytes that the encryption adds to a message: the head with salt, size and key, the mark of the end,
+/// and the tag of AES-GCM.
 pub(super) const ADDED_BYTES: usize = SALT_BYTES + 4 + 1 + POINT_BYTES + 1 + 16;
 const SALT_BYTES: usize = 16;
-/// The mark after the last record.
+/// The mark at the end of the last record.
 const LAST_RECORD: u8 = 2;
 
 /// The body of a request. `None` if the key of the browser is not a point of the curve. A message has another body on
@@ -55,7 +56,8 @@ mod tests {
     use super::*;
     use crate::keys::from_base64;
 
-    /// The example of RFC 8291, appendix A, from the shared secret on: `ring` generates the key of an agreement itself.
+    /// The example of RFC 8291, appendix A, from the shared secret on, because `ring` does not accept a given private
+    /// key for the agreement.
     #[test]
     fn the_body_is_that_of_the_rfc() {
         let bytes = |text: &str| from_base64(text).unwrap();

@@ -56,16 +56,17 @@ pub(super) struct Fan<'a> {
     rules: Rules<'a>,
     found: &'a Found,
     pub(super) targets: Vec<Target>,
-    /// The targets on channels that the notification names and that have no template. They follow the others.
+    /// The targets on channels that the notification names and that have no template. They are added after the other
+    /// targets.
     pub(super) lacking: Vec<Target>,
     /// The channel, address, audience and provider of the targets so far.
     seen: HashSet<(String, String, String, Option<String>)>,
 }
 
-/// The kind of a member that names a provider.
+/// The kind of a list member that stands for a recipient with a named provider.
 pub(super) const PROVIDER: &str = "provider";
 
-/// Converts a member to a party. `None` if its kind is unknown.
+/// Converts a list member to a party. `None` if its kind is unknown.
 pub(super) fn party(member: &ListMember, place: &str) -> Option<Party> {
     let place = place.to_owned();
     if member.kind == PROVIDER {
@@ -231,7 +232,7 @@ impl<'a> Fan<'a> {
         lacking
     }
 
-    /// The channels that the notification names, each once, without those that are served.
+    /// The channels that the notification names, each once, without the channels for which `is_served` is true.
     fn named_without(&self, is_served: impl Fn(&str) -> bool) -> Vec<String> {
         let mut lacking: Vec<String> = vec![];
         for channel in self.note.channels.iter().map(|channel| channel_name(channel)) {
@@ -263,9 +264,9 @@ impl<'a> Fan<'a> {
             None if self.lacks_template(party, entry) => without_template(Facts::new(channel, target)),
             None => Facts::new(channel, target),
         };
-        // An address that a template gives is routed by its channel.
+        // An address that the template renders is routed by its channel, not by a provider.
         facts.provider = named_provider(&party.recipient).filter(|_| !is_own);
-        // The address of a direct message to an inbox is the user's id; it needs no second column.
+        // The address of a direct message to an inbox is the user's id, so the column `user_id` stays empty.
         facts.user_id = user.filter(|_| entry.is_some() || channel != IN_APP).map(str::to_owned);
         let fate = self.fate(party, channel, (recipient.as_ref(), known.as_ref()), entry, &facts);
         let mut added = Target::new(facts, fate);
@@ -280,7 +281,7 @@ impl<'a> Fan<'a> {
         added
     }
 
-    /// Whether a party is to be reached by a template and has none.
+    /// Whether a party could only be reached by a template, and there is no template for it.
     fn lacks_template(&self, party: &Party, entry: Option<&Arc<TemplateEntry>>) -> bool {
         entry.is_none() && self.choice.is_some() && !gets_event(&party.recipient)
     }
@@ -380,9 +381,9 @@ impl<'a> Fan<'a> {
     }
 }
 
-/// An address on a channel as a recipient, so that it can be checked. An address of a channel that the product does not
-/// know is checked only in its length and characters. It names no provider, although it has the form of a recipient that
-/// does.
+/// Converts an address on a channel to a recipient, so that it can be checked. On a channel that Postcommit does not
+/// know, only its length and characters are checked. Such a recipient has the form of one that names a provider, but
+/// its provider is not used.
 pub(super) fn recipient_on(channel: &str, value: String) -> Recipient {
     match kind_of_channel(channel) {
         _ if channel == IN_APP => Recipient::User(value),

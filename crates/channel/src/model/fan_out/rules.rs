@@ -23,7 +23,8 @@ pub(super) struct Rules<'a> {
 }
 
 impl Rules<'_> {
-    /// The key that is shown on the delivery. A resend and a digest have keys of their own and are never duplicates.
+    /// The send key that is stored with a delivery. A resend and a digest use their own idempotency keys, so they are
+    /// never duplicates.
     pub(super) fn send_key(&self, entry: &TemplateEntry) -> Option<String> {
         if self.maker != Maker::Application {
             return Some(self.note.idempotency_key.clone());
@@ -32,9 +33,9 @@ impl Rules<'_> {
         Some(key::of(entity, &[&self.note.event_type, &entry.channel, &entry.id]))
     }
 
-    /// The hash under which a delivery that is sent once per entity is entered: of its key and its recipient. For an
-    /// address that the template itself gives, the template is the recipient, so that a changed phone number causes no
-    /// second send.
+    /// The hash that is stored for a delivery that is sent once per entity: the hash of its send key and its recipient.
+    /// If the template itself gives the address, the template counts as the recipient, so that a changed phone number
+    /// causes no second send.
     pub(super) fn once(&self, entry: &TemplateEntry, facts: &Facts, is_own: bool) -> Option<Uuid> {
         if self.maker != Maker::Application || !entry.once_per_entity {
             return None;

@@ -10,13 +10,13 @@ use crate::model::user::KnownUser;
 
 /// The code of a recipient that can be reached only on channels that the notification does not name.
 const OFF_CHANNELS: &str = "not_on_channels";
-/// The code of a recipient that is a user of whom nothing is stored.
+/// The code of a recipient that is an unknown user.
 const UNKNOWN_USER: &str = "unknown_user";
 /// The code of a notification or delivery for which there is no template.
 const NO_TEMPLATE: &str = "template_not_found";
 /// The field of a delivery's context that notes that its channel has no template.
 const IN_CONTEXT: &str = "lacks_template";
-/// How many recipients a detail names at most.
+/// The maximum number of recipients that a detail names.
 const NAMED: usize = 5;
 
 impl Fan<'_> {
@@ -35,8 +35,8 @@ impl Fan<'_> {
         }
     }
 
-    /// Parks the notification if all its recipients are users that do not exist. A retry then finds those that were
-    /// created. Beside other recipients, such a user is skipped.
+    /// Parks the notification if all its recipients are users that do not exist. A retry then finds the users that were
+    /// created meanwhile. If there are other recipients, an unknown user is only skipped.
     pub(super) fn unknown_users(&self) -> Option<Expansion> {
         let unknown = |target: &Target| match (&target.fate, &target.facts.user_id) {
             (Fate::Ended { code: UNKNOWN_USER, .. }, Some(id)) => Some(format!("{id:?}")),
@@ -76,8 +76,8 @@ impl Fan<'_> {
         Target::new(Facts::new(possible().next().unwrap_or("any"), party.recipient.value()), fate)
     }
 
-    /// Parks a notification for which there is no template. If it has templates and names only channels that do not
-    /// exist, the channels are the reason.
+    /// Parks a notification for which there is no template. If it has templates, but names only channels that do not
+    /// exist, the detail says so.
     pub(super) fn no_template(&self) -> Expansion {
         let named: Vec<&str> = self.note.channels.iter().map(|channel| channel_name(channel)).collect();
         if let ([first, ..], Some(_)) = (&named[..], self.choice)
@@ -116,8 +116,8 @@ pub(super) fn without_template(facts: Facts) -> Facts {
     Facts { context: Some(json!({ IN_CONTEXT: true }).to_string()), ..facts }
 }
 
-/// Whether a delivery has no template because its channel had none when its notification was expanded. A direct message
-/// has none either, but it needs none.
+/// Whether a delivery has no template because its channel had none when its notification was expanded. False for a
+/// direct message, which needs no template.
 #[must_use]
 pub fn lacks_template(facts: &Facts) -> bool {
     let context = facts.context.as_deref().filter(|context| facts.template.is_none() && context.contains(IN_CONTEXT));
@@ -125,8 +125,8 @@ pub fn lacks_template(facts: &Facts) -> bool {
     read.is_some_and(|context| context.get(IN_CONTEXT).is_some())
 }
 
-/// The skipped delivery of a user without an address on the channel. A user that does not exist is told apart from one
-/// that has no such address.
+/// The skipped delivery of a user without an address on the channel. A user that does not exist at all gets a code of
+/// its own.
 pub(super) fn without_address(party: &Party, channel: &str, known: Option<&KnownUser>) -> Fate {
     let user = party.field("user");
     if known.is_some_and(|user| user.profile.is_some()) {
@@ -137,7 +137,7 @@ pub(super) fn without_address(party: &Party, channel: &str, known: Option<&Known
     skipped(UNKNOWN_USER, detail)
 }
 
-/// The first few texts, and how many more there are.
+/// Joins the first [`NAMED`] texts, and says how many more there are.
 fn some_of(texts: &[String], separator: &str) -> String {
     let shown = texts.iter().take(NAMED).cloned().collect::<Vec<_>>().join(separator);
     match texts.len().saturating_sub(NAMED) {

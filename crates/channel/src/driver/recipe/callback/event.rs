@@ -1,4 +1,4 @@
-//! Splits the body of a callback into events and reads each.
+//! Splits the body of a callback into events and reads each event.
 
 use minijinja::Value;
 use postcommit::Timestamp;
@@ -14,15 +14,15 @@ use crate::model::{DeliveryId, ErrorClass, Happened, Reported};
 
 /// The names that expressions on events may read.
 const NAMES: [&str; 5] = ["body", "event", "headers", "parent", "query"];
-/// The most events of one callback. Services that gather events send fewer.
+/// The maximum number of events in one callback. Services that collect events send fewer.
 const MOST_EVENTS: usize = 1000;
-/// The most characters of an event's id. Of a longer one the hash is kept.
+/// The maximum number of characters of an event's id. A longer id is replaced by its hash.
 const ID_CHARS: usize = 200;
 const CODE_CHARS: usize = 64;
 const TEXT_CHARS: usize = 300;
-/// Fewer digits in a recipient are no phone number.
+/// The minimum number of digits of a phone number. A recipient with fewer digits is not redacted as one.
 const PHONE_DIGITS: usize = 7;
-/// A number from this on is a time in milliseconds. As seconds it would be in the year 5138.
+/// A number from this value on is a time in milliseconds. In seconds, it would be in the year 5138.
 const MILLISECONDS_FROM: f64 = 1e11;
 
 #[derive(Debug, Deserialize)]
@@ -58,7 +58,7 @@ impl Means {
     }
 }
 
-/// How events are found and read.
+/// The rules by which events are found and read.
 #[derive(Debug)]
 pub(super) struct Events {
     paths: Vec<Vec<String>>,
@@ -103,7 +103,7 @@ impl Events {
         })
     }
 
-    /// The events that mean something, in their order. `secrets` are redacted in what is kept of them.
+    /// Reads the events that mean something, in their order. `secrets` are redacted in the stored texts.
     pub(super) fn read(&self, around: &Around<'_>, secrets: &[String]) -> Result<Vec<Reported>, CallbackRefusal> {
         let mut found = vec![];
         for path in &self.paths {
@@ -117,8 +117,8 @@ impl Events {
             return Err(CallbackRefusal::Malformed(problem));
         }
         let body = value(around.body);
-        // The events of one item follow each other. The item may be most of the body, so it is converted once for all
-        // of them.
+        // Several events may be in the same item of a list, and the item may be most of the body. So it is converted
+        // once for all of them.
         let mut parents = Parents::default();
         let mut reported = vec![];
         for (parent, event) in found {
@@ -135,7 +135,7 @@ impl Events {
     }
 
     fn reported(&self, context: &Value, secrets: &[String]) -> Option<Reported> {
-        // An expression that fails on an event of another shape is not true for it.
+        // An expression that fails, because the event has another shape, counts as false.
         let (_, means, class) = self.rules.iter().find(|(when, ..)| when.is_true(context).unwrap_or(false))?;
         let happened = means.happened()?;
         let read = |expression: &Option<Expression>| {
@@ -143,7 +143,7 @@ impl Events {
             Some(text).filter(|text| !text.is_empty())
         };
         let (mut redacted, to) = (secrets.to_vec(), read(&self.to).unwrap_or_default());
-        // Services write a phone number with and without its plus sign.
+        // Services write a phone number with or without its plus sign, so both forms are redacted.
         redacted.extend(Some(digits(&to)).filter(|digits| digits.len() >= PHONE_DIGITS));
         redacted.extend(Some(to).filter(|to| to.chars().count() > 3));
         let cut = |text: Option<String>, chars: usize| {
@@ -158,7 +158,7 @@ impl Events {
         let event_id = match read(&self.id) {
             Some(id) if is_id(&id) => id,
             Some(long) => hash(&json!(long)),
-            // What makes the event another event than those before and after it.
+            // An event without an id is identified by the values that tell it from other events.
             None => hash(&json!([key, provider_ref, happened, time, code])),
         };
         Some(Reported {
@@ -174,12 +174,12 @@ impl Events {
     }
 }
 
-/// The last item that was around an event, as a value.
+/// The list item that contains an event, as a value. Only the last item is kept.
 #[derive(Default)]
 struct Parents<'j> {
     last: Option<&'j Json>,
     value: Value,
-    /// The number of conversions.
+    /// The number of conversions, for the tests.
     converted: usize,
 }
 
@@ -204,8 +204,8 @@ fn segments(path: &str) -> Vec<String> {
     path.split('.').filter(|segment| !segment.is_empty()).map(str::to_owned).collect()
 }
 
-/// Follows a path, in which `*` is every item of a list. Adds each place at its end, with the item of a list that is
-/// around it. `at` holds the item of the list before the last one, and that of the last one.
+/// Follows a path, in which `*` means every item of a list. Adds each value at the end of the path, with the list item
+/// that contains it. `at` holds the last two list items on the path: the outer and the inner one.
 fn walk<'j>(
     json: &'j Json,
     path: &[String],
@@ -230,12 +230,12 @@ fn walk<'j>(
     }
 }
 
-/// A time in one of the usual forms: seconds or milliseconds since 1970, RFC 3339, or the same with a space and
-/// without a zone, which is taken as UTC.
+/// Reads a time in one of the usual forms: seconds or milliseconds since 1970, RFC 3339, or RFC 3339 with a space
+/// instead of `T` and without a time zone, which means UTC.
 fn time_of(text: &str) -> Option<Timestamp> {
     if let Ok(number) = text.parse::<f64>() {
         let seconds = if number.abs() >= MILLISECONDS_FROM { number / 1000.0 } else { number };
-        // Until the year 9999, as far as both databases go.
+        // The databases store times up to the year 9999.
         return (0.0..253_402_300_800.0).contains(&seconds).then(|| Timestamp::from_micros((seconds * 1e6) as i64));
     }
     let with_t = text.replacen(' ', "T", 1);

@@ -1,5 +1,5 @@
-//! Verifies that a callback is the provider's. Signatures are checked over the raw bytes, and texts are compared in
-//! constant time.
+//! Verifies that a callback comes from the provider. Signatures are checked over the raw bytes, and texts are compared
+//! in constant time.
 
 use ::http::HeaderName;
 use ::http::header::AUTHORIZATION;
@@ -17,7 +17,7 @@ use super::as_json;
 use crate::driver::callback::{CallbackRequest, Trust};
 use crate::driver::webhook::sign;
 
-/// The most seconds between the time of a signature and now, if the recipe does not say another number.
+/// The default of `window_s`: the maximum number of seconds between the time of a signature and the current time.
 const WINDOW_S: u64 = 300;
 /// The beginning of a P-256 public key in DER (SubjectPublicKeyInfo). The point follows it.
 const P256_DER: [u8; 26] = [
@@ -25,7 +25,7 @@ const P256_DER: [u8; 26] = [
     0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
 ];
 
-/// The section as it is written.
+/// The section `[callback.verify]` as it is written.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub(in super::super) enum VerifyText {
@@ -93,7 +93,7 @@ pub(in super::super) enum Encoding {
     Base64,
 }
 
-/// A part of the text that an HMAC is made of.
+/// A part of the text that the HMAC signs.
 #[derive(Debug)]
 enum Piece {
     Body,
@@ -101,10 +101,10 @@ enum Piece {
     Literal(String),
 }
 
-/// The compiled section.
+/// The compiled section `[callback.verify]`.
 #[derive(Debug)]
 pub(super) struct Verify {
-    /// The secret or the public key. Without a value the token in the URL is the only proof.
+    /// The secret or the public key for the verification. If it has no value, the token in the URL is the only proof.
     proof: Option<Expression>,
     how: How,
 }
@@ -294,11 +294,11 @@ pub(super) fn is_equal(one: &str, other: &str) -> bool {
 }
 
 fn is_valid(valid: bool) -> Result<(), String> {
-    if valid { Ok(()) } else { Err("the signature is not the provider's".into()) }
+    if valid { Ok(()) } else { Err("the signature is wrong; check the key that verifies callbacks".into()) }
 }
 
 fn is_credential(valid: bool) -> Result<(), String> {
-    if valid { Ok(()) } else { Err("the credential of the callback is missing or is another one".into()) }
+    if valid { Ok(()) } else { Err("the credential is missing or wrong; set it again at the provider".into()) }
 }
 
 fn header(place: &str, text: &str) -> Result<HeaderName, String> {
@@ -329,7 +329,7 @@ fn joined(signed: &[Piece], request: &CallbackRequest<'_>) -> Vec<u8> {
     bytes
 }
 
-/// Refuses a callback whose signature is too old, or from the future. It may be a copy of an earlier one.
+/// Refuses a callback whose signature is too old or in the future, because it may be a copy of an earlier callback.
 fn in_window(at: &str, window_s: u64, request: &CallbackRequest<'_>) -> Result<(), String> {
     let at: i64 = at.parse().map_err(|_| "the time of the signature is missing or is not a number".to_owned())?;
     let now = request.now.as_micros() / 1_000_000;
@@ -352,12 +352,12 @@ fn check_standard_webhooks(request: &CallbackRequest<'_>, secret: &[u8], window_
     let key = secret.strip_prefix(b"whsec_").unwrap_or(secret);
     let key = STANDARD.decode(key).map_err(|_| "the webhook secret is not base64 after whsec_".to_owned())?;
     let wanted = sign(&[key], id, at.parse().unwrap_or_default(), request.body);
-    // Without reading on after a match, the time would tell which one of several signatures matched. That is no secret.
+    // The search ends at the first match, so its duration tells which of several signatures matched. That is no secret.
     is_valid(!wanted.is_empty() && given.split_whitespace().any(|given| is_equal(given, &wanted)))
 }
 
-/// Twilio signs the URL that it was given and the fields of the form, sorted. It may call with the standard port in the
-/// URL or without it.
+/// Twilio signs the URL that it was given, followed by the sorted fields of the form. The signed URL may contain the
+/// standard port or not.
 fn check_twilio(request: &CallbackRequest<'_>, secret: &[u8], told: Option<Json>) -> Result<(), String> {
     let signature: HeaderName = HeaderName::from_static("x-twilio-signature");
     let given = STANDARD.decode(text(request, &signature)).unwrap_or_default();
@@ -396,7 +396,7 @@ fn check_rsa(request: &CallbackRequest<'_>, keys: &Json, given: &[u8]) -> Result
     let number = |key: &Json, name: &str| URL_SAFE_NO_PAD.decode(key[name].as_str()?.trim_end_matches('=')).ok();
     let is_signed = |key: &Json| {
         let (Some(n), Some(e)) = (number(key, "n"), number(key, "e")) else { return false };
-        // Postal made keys of 1,024 bits for a long time.
+        // Postal generated keys of 1,024 bits for a long time, so such keys are accepted.
         let scheme = &signature::RSA_PKCS1_1024_8192_SHA256_FOR_LEGACY_USE_ONLY;
         signature::RsaPublicKeyComponents { n, e }.verify(scheme, request.body, given).is_ok()
     };

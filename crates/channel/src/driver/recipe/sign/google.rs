@@ -20,14 +20,14 @@ use crate::egress::{Call, Deadline, Egress, EgressFailure, HttpAnswer, Phase};
 use crate::keys::PrivateKey;
 use crate::model::{ErrorClass, Outcome, Report};
 
-/// A token is not used in the last part of its life.
+/// A token is not used in this last part of its life.
 const RESERVE: Duration = Duration::from_secs(300);
-/// The life of the JWT, in seconds. Google takes no longer one.
+/// The life of the JWT, in seconds. It is the longest that Google accepts.
 const JWT_S: i64 = 3600;
-/// The most characters of Google's error code that are kept.
+/// The maximum number of characters of Google's error code that are kept.
 const CODE_CHARS: usize = 64;
 
-/// The fields that are used of the file that Google gives out for a service account.
+/// The fields that are read from the JSON file of a service account.
 #[derive(Deserialize)]
 struct ServiceAccount {
     client_email: String,
@@ -81,7 +81,7 @@ impl Google {
         Ok(Self { email, key, key_id, scope, token_url, token: Mutex::new(None) })
     }
 
-    /// Adds the token to a request. Fetches one first if there is none.
+    /// Adds a token to a request. If there is no usable token, fetches one first.
     pub(super) async fn sign(&self, call: &mut Call, egress: &Egress, deadline: Deadline) -> Result<With, Box<Report>> {
         let late =
             |_| Report::from(Outcome::deferred("timeout")).because("no token was fetched in time; nothing was sent");
@@ -140,7 +140,7 @@ fn granted(answer: &HttpAnswer) -> Option<(HeaderValue, Duration)> {
     let granted: Granted = serde_json::from_slice(&answer.body).ok().filter(|_| answer.status == 200)?;
     let mut value = HeaderValue::from_str(&format!("Bearer {}", granted.access_token)).ok()?;
     value.set_sensitive(true);
-    // Longer than a day is not a life that Google gives. It would only be a too large number for the clock.
+    // Google gives no token for longer than a day. The limit keeps a wrong answer from overflowing the clock.
     Some((value, Duration::from_secs(granted.expires_in.min(86_400))))
 }
 
@@ -170,12 +170,12 @@ fn refused(answer: &HttpAnswer, jwt: &str) -> Report {
     report
 }
 
-/// The report on a message for which the token service could not be asked.
+/// The report on a message for which the token service could not be reached.
 fn failed(failure: &EgressFailure) -> Report {
     let detail = format!("no token could be fetched: {}; nothing was sent", failure.detail);
     match failure.phase {
         Phase::Refused => config(failure.code, ErrorClass::Config, detail),
-        // Whatever reached the token service, the message itself was not sent.
+        // Only the request for a token may have been sent, never the message itself.
         _ => Report::from(Outcome::deferred(failure.code)).because(detail),
     }
 }

@@ -34,13 +34,13 @@ impl Sigv4 {
         let is_word = |text: &str| {
             !text.is_empty() && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
         };
-        // The region is a part of the host name.
+        // The region is part of the host name, so other characters could change the host.
         if !is_word(&region) || !is_word(&service) {
             return Err(format!("the region {region:?} is not a region of AWS; write it as in eu-central-1"));
         }
         let [access_key_id, secret_access_key, session_token] = keys;
         if access_key_id.is_empty() || secret_access_key.is_empty() {
-            return Err("secret: the access key has an id and a secret; one of them is missing".into());
+            return Err("secret: the access key has an id and a secret, and one of them is missing; set both".into());
         }
         let session_token = Some(session_token).filter(|token| !token.is_empty()).map(Secret::new);
         Ok(Self { service, region, access_key_id, secret_access_key: Secret::new(secret_access_key), session_token })
@@ -66,7 +66,8 @@ impl Sigv4 {
         }
         let day = date.get(..8)?;
         let scope = format!("{day}/{}/{}/aws4_request", self.region, self.service);
-        // The query is sent as it is signed. A space, for example, has two forms.
+        // The query is sent in the encoding that is signed, because some characters, such as a space, have two
+        // encodings.
         if call.url.query().is_some_and(|query| !query.is_empty()) {
             let query = query(&call.url);
             call.url.set_query(Some(&query));
@@ -90,7 +91,7 @@ impl Sigv4 {
 
 /// The names of the signed headers, and the request in the form that is signed.
 fn canonical(call: &Call) -> (String, String) {
-    // The host as it is sent.
+    // The host as the HTTP client sends it.
     let mut headers = vec![("host", call.url[Position::BeforeHost..Position::AfterPort].to_owned())];
     headers.extend(signed(&call.headers));
     headers.sort();
@@ -102,7 +103,7 @@ fn canonical(call: &Call) -> (String, String) {
     (names, request)
 }
 
-/// The headers that are signed. Others may be changed by proxies.
+/// The headers that are signed. Other headers are not signed, because proxies may change them.
 fn signed(headers: &HeaderMap) -> impl Iterator<Item = (&str, String)> {
     let is_signed = |name: &HeaderName| *name == CONTENT_TYPE || name.as_str().starts_with("x-amz-");
     headers.iter().filter(move |(name, _)| is_signed(name)).map(|(name, value)| {
@@ -204,7 +205,7 @@ mod tests {
         );
     }
 
-    /// The case `post-sts-header-before` of the same test suite.
+    /// The case `post-sts-header-before` of AWS's test suite for Signature Version 4.
     #[test]
     fn a_session_token_is_signed() {
         let token = "AQoDYXdzEPT//////////wEXAMPLEtc764bNrC9SAPBSM22wDOk4x4HIZ8j4FZTwdQWLWsKWHGBuFqwAeMicRXmxfpSPfIeoIYRqTfl\
