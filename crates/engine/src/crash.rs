@@ -38,12 +38,12 @@ pub const POINTS: &[&str] = &[
     "move.after_commit",
 ];
 
-/// Returns the tenant that a query is restricted to. If `POSTCOMMIT_LEAK` names the query, it returns `None` instead.
-/// Tests use this to show that such a bug is noticed, and that row-level security still hides the rows.
+/// Returns the tenant that a query is restricted to. If `POSTCOMMIT_LEAK` names the query, returns `None` instead.
+/// Tests use this to show that a missing tenant filter is noticed, and that row-level security still hides the rows.
 pub fn held_to(tenant: Option<i32>, name: &str) -> Option<i32> {
     let is_planted = cfg!(feature = "crash-points") && std::env::var("POSTCOMMIT_LEAK").is_ok_and(|leak| leak == name);
     if is_planted {
-        eprintln!("leak {name}: the tenant is forgotten");
+        eprintln!("leak {name}: the query runs without its tenant filter");
         return None;
     }
     tenant
@@ -83,8 +83,7 @@ pub fn pass(name: &str) {
 fn signal_self(signal: &str) {
     let kill = format!("kill -{signal} {}", std::process::id());
     let _ = std::process::Command::new("sh").args(["-c", &kill]).status();
-    // The first thread that sees SIGSTOP begins the stop, and this thread is stopped a moment later. It must not
-    // continue in between.
+    // SIGSTOP stops this thread with a short delay. The sleep keeps it at the crash point until then.
     if signal == "STOP" {
         std::thread::sleep(std::time::Duration::from_millis(500));
     }

@@ -4,9 +4,9 @@
 //! - `lanes`: one queue per provider, each with its own slots; `cow_map`: the map that holds them;
 //! - `turns`: which lanes the next claim asks for, and where it searches for other lanes with due work;
 //! - `hosts`: the receivers' hosts of one lane, told apart so that a held, paused or slow host delays no other host;
-//! - `demands`: answers that concern a whole lane or host;
+//! - `demands`: answers of providers that concern a whole lane or host;
 //! - `breaker`: holds a lane whose service failed several times in a row, and probes it afterwards;
-//! - `failover`: the next provider takes over while one cannot send;
+//! - `failover`: moves deliveries to the next provider while their own cannot send;
 //! - `local_close`: lanes and hosts whose pause or hold could not be written to the database;
 //! - `recipients`: the time between two messages to one recipient;
 //! - `permits`: the permits of rate-limited lanes, as far as this process knows them;
@@ -18,7 +18,7 @@
 //! - `parked_log`: the log line of a parked delivery;
 //! - `leases`: the leases of this process, renewed while they are in use; `wake_up`: wakes the loop after a commit;
 //! - `backoff`: how long the process waits after its own read or write of the database has failed;
-//! - `pass`: bounded passes, one at a time; `trial`: one test send that bypasses the queue;
+//! - `pass`: passes over all due work with a time limit, one at a time; `trial`: one test send that bypasses the queue;
 //! - `duties`: background duties; `jobs`: operators' actions on many deliveries;
 //! - `heartbeat`: shows other processes that this worker runs.
 
@@ -266,7 +266,7 @@ impl Dispatcher {
         self.drain(stop).await;
         self.crew.tools.metrics.dispatchers.add(-1);
         renewing.abort();
-        // The wait is bounded, because the heartbeat runs out by itself if the database is unreachable.
+        // The wait has a limit: if the database is unreachable, the heartbeat expires by itself.
         let _ = tokio::time::timeout(FAREWELL, present).await;
     }
 
@@ -325,8 +325,7 @@ impl Dispatcher {
                 Looked::Nothing if quiet && (only.is_some() || failover::run_once(&self.crew).await? == 0) => {
                     return Ok(false);
                 }
-                // A slot becomes free within the timeout of a send. The interval is the fallback, for results that
-                // waited for the database.
+                // A freed slot ends this wait. The interval is the fallback, for results that waited for the database.
                 Looked::Nothing | Looked::Full => {
                     let _ = tokio::time::timeout(self.interval(), self.crew.stir.notified()).await;
                 }
@@ -334,7 +333,7 @@ impl Dispatcher {
         }
     }
 
-    /// Looks until work is found or all lanes that have rows have been searched.
+    /// Repeats the check of the queue until work is found or all lanes that have rows have been searched.
     async fn look_through(&mut self) -> Result<Looked, DbError> {
         loop {
             let looked = self.round(None).await?;
@@ -374,7 +373,7 @@ impl Dispatcher {
             let search = if lease == self.lanes.lease() { search.clone() } else { Search::default() };
             begun += self.claim(&wants, &search, lease, due_before, &mut beside).await?;
         }
-        // The search found these lanes. How much each of them can start was not known before the claim.
+        // The search only finds these lanes. A second claim takes from each of them what its free slots can start.
         if !beside.is_empty() {
             let more = self.lanes.wants_on(&beside, self.crew.tools.settings.batch);
             for (lease, wants) in more.by_lease {
@@ -393,8 +392,8 @@ impl Dispatcher {
         if self.busy {
             self.worked_at = Some(clock::monotonic());
         }
-        // Under load, some checks of the queue do not search for other lanes. One more check then follows, and it
-        // searches from the start. It does not wait for a deferred search.
+        // Under load, some checks of the queue skip the search for other lanes. So one more check follows the last busy
+        // one and starts a new search. A deferred search counts as over: nothing waits for it here.
         let is_over = self.lanes.is_through() || self.lanes.next_search_at().is_some();
         self.searching = begun + paced == 0 && !full && !was_busy && !is_over;
         Ok(match begun + paced {

@@ -93,7 +93,7 @@ impl OpenInbox {
     /// Waits until the position of the inbox is greater than `position`.
     pub async fn beyond(&mut self, position: i64) {
         if self.moved.wait_for(|at| *at > position).await.is_err() {
-            // The sender is gone because the process is ending.
+            // The sender is dropped only when the process ends. That is no change of the inbox, so wait forever.
             std::future::pending::<()>().await;
         }
     }
@@ -102,7 +102,7 @@ impl OpenInbox {
 impl Drop for OpenInbox {
     fn drop(&mut self) {
         let mut registry = self.watcher.lock();
-        // The count includes this receiver, which is being dropped. So this is the user's last page.
+        // The count includes this receiver, which is being dropped. So 1 means that no other page of the user is open.
         if registry.users.get(&self.key).is_some_and(|sender| sender.receiver_count() <= 1) {
             registry.leave(&self.key);
         }
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn the_payload_is_the_one_of_the_database() {
-        // The test in tests/it/inbox/live.rs compares the payload with PostgreSQL's.
+        // The test in tests/it/inbox/live.rs compares this payload with the one that PostgreSQL computes.
         assert_eq!(payload_of(&[7; 32], &(1, "zoë".into())), "e083bebe06c62ead4e2b829d2c3bdb9f");
         assert_ne!(payload_of(&[8; 32], &(1, "zoë".into())), payload_of(&[7; 32], &(1, "zoë".into())));
     }

@@ -18,6 +18,6 @@ pub mod trace;
 pub mod unsubscribe;
 pub mod user_token;
 
-/// A map of the hot path. Every delivery is looked up in ten of them, and std's hash takes ten times as long. Its seed is
-/// random as well, for the event types that applications choose.
+/// A hash map for the hot path. Each delivery needs ten lookups in such maps, and std's hasher takes ten times as long.
+/// This hasher's seed is random too, because applications choose some keys, such as event types.
 pub(crate) type FastMap<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;

@@ -256,11 +256,12 @@ impl Metrics {
         text.one(
             "postcommit_failovers_total",
             "counter",
-            "Deliveries that this process moved to the next provider, because theirs could not send.",
+            "Deliveries that this process moved to the next provider, because their own could not send.",
             self.failovers.read(),
         );
         text.one("postcommit_dispatchers", "gauge", "Dispatchers that run in this process.", self.dispatchers.read());
-        // A process without a dispatcher has no such time. A 0 from it would look like a dispatcher that never looked.
+        // A process without a dispatcher does not export this metric. A 0 would look like a dispatcher that never
+        // looked.
         if self.dispatchers.read() > 0 {
             text.one(
                 "postcommit_dispatcher_last_look_timestamp_seconds",

@@ -120,7 +120,8 @@ pub struct Store {
     /// The actor that the audit log names for changes through this handle.
     actor: Arc<Actor>,
     marks: Arc<Mutex<Marks>>,
-    /// On SQLite, whether the last claim found deliveries.
+    /// Whether the last claim found deliveries. While claims find none, PostgreSQL uses a claim that also reads the
+    /// notifications, and SQLite checks on a read connection first.
     found: Arc<AtomicBool>,
 }
 

@@ -47,7 +47,7 @@ pub struct Span {
     pub failed: Option<String>,
 }
 
-/// A span that has begun.
+/// A running span. [`Begun::ended`] turns it into a [`Span`].
 #[derive(Debug)]
 pub struct Begun {
     context: TraceParent,
@@ -113,7 +113,7 @@ impl Tracer {
             Some(parent) => (parent.trace_id, parent.sampled),
             None => {
                 let own = own();
-                // The low bits are random, also in the id of a notification.
+                // The low 32 bits decide, because they are random even in a notification's id (UUIDv7).
                 (own, u64::from(own as u32) < shared.share)
             }
         };

@@ -21,7 +21,7 @@ const HEAD_BYTES: usize = 1 + 4;
 const MAC_BYTES: usize = 32;
 /// The most characters of a token.
 const MAX_CHARS: usize = 8192;
-/// Separates these signatures from the signatures of user tokens, which use the same key.
+/// Separates signatures of unsubscribe links from those of user tokens, which use the same key.
 const PURPOSE: &[u8] = b"unsubscribe";
 /// The author of the preference or suppression that a link creates.
 const AUTHOR: &str = "unsubscribe link";
@@ -54,7 +54,7 @@ impl Unsubscribe {
     /// Checks every field by the rules for preferences and suppressions.
     ///
     /// # Errors
-    /// Names the field, the problem and the allowed values.
+    /// The error names the field, the problem and the allowed values.
     pub async fn check(&self, store: &Store) -> Result<(), EditError> {
         match &self.who {
             Who::User(id) => {
@@ -75,7 +75,7 @@ impl Unsubscribe {
         format!("{}/u/{}", server.trim_end_matches('/'), self.sign(key))
     }
 
-    /// Returns the token of the link.
+    /// Returns the link's token. If the tenant has no key yet, this creates one.
     pub async fn token(&self, store: &Store) -> Result<String, DbError> {
         let key = store.inbox_token_key_or(self.tenant, random()).await?;
         Ok(self.sign(&key.key))

@@ -27,7 +27,7 @@ pub const MAX_TTL: Duration = Duration::from_secs(86_400);
 const VERSION: u8 = 1;
 const HEAD_BYTES: usize = 1 + 4 + 8 + 8;
 const MAC_BYTES: usize = 32;
-/// The most characters of a token after its prefix. The longest user id has 255 characters of four bytes each, and fits
+/// The most characters of a token after its prefix. Enough for the longest user id: 255 characters of four bytes each,
 /// in base64.
 const MAX_CHARS: usize = 2048;
 

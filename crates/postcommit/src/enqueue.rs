@@ -102,7 +102,7 @@ pub fn parse_id(text: &str) -> Result<Uuid, Error> {
     text.parse().map_err(|e| Error::Database(Box::new(e)))
 }
 
-/// What PostgreSQL says of a statement that it refused.
+/// The fields of PostgreSQL's error for a refused statement.
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
 pub struct Refusal<'a> {
     pub code: &'a str,
@@ -122,8 +122,8 @@ pub fn postgres_refusal(refusal: &Refusal<'_>, notes: &[Notification]) -> Option
     }
 }
 
-/// The message quotes the key and the tenant, which identifies the notification of the batch. The detail ends with the
-/// id of the first notification.
+/// Builds the error of a strict conflict. PostgreSQL's message quotes the key and the tenant, which identify the
+/// notification in the batch. Its detail ends with the id of the first notification.
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
 fn postgres_conflict(message: &str, detail: &str, notes: &[Notification]) -> Option<Error> {
     let first = detail.rsplit(' ').next()?.parse().ok()?;
@@ -148,14 +148,14 @@ pub fn is_sqlite_conflict(message: &str) -> bool {
     message.contains("was used with other content")
 }
 
-/// Recognises a field beyond its limit, which is a check constraint of SQLite.
+/// Recognises a field beyond its limit by SQLite's error text, which names the violated check constraint.
 #[cfg(any(feature = "sqlx-sqlite", feature = "rusqlite"))]
 pub fn sqlite_limit(message: &str) -> Option<Error> {
     let (_, constraint) = message.split_once("CHECK constraint failed: ")?;
     beyond_limit(constraint.split_whitespace().next()?, "")
 }
 
-/// The fields that the database checks. None begins with the name of another.
+/// The fields that the database checks. No two of them can match the same constraint name.
 const LIMITED: [&str; 15] = [
     "event_type",
     "idempotency_key",
@@ -174,7 +174,7 @@ const LIMITED: [&str; 15] = [
     "source",
 ];
 
-/// The name of a constraint contains the field and the limit: `title_at_most_998_bytes`.
+/// Builds the error of a violated constraint, whose name contains the field and the limit: `title_at_most_998_bytes`.
 fn beyond_limit(constraint: &str, ending: &str) -> Option<Error> {
     let limit_of = |field: &str| constraint.strip_prefix(field)?.strip_prefix('_').map(|limit| limit.replace('_', " "));
     let (field, limit) = LIMITED.iter().find_map(|field| Some((*field, limit_of(field)?)))?;

@@ -377,7 +377,7 @@ impl Draft {
     }
 }
 
-/// The name under which a channel is stored. `in-app` is another name for `in_app`.
+/// Returns the name under which a channel is stored. `in-app` becomes `in_app`; any other name stays as it is.
 #[must_use]
 pub fn channel_name(channel: &str) -> &str {
     if channel == "in-app" { "in_app" } else { channel }

@@ -147,7 +147,7 @@ impl Recipient {
     /// Checks whether the address is valid for its kind.
     ///
     /// # Errors
-    /// A sentence that says what is wrong and what is allowed.
+    /// Returns a sentence that says what is wrong and what is allowed.
     pub fn check(&self) -> Result<(), String> {
         let (_, value) = self.parts();
         if value.is_empty() || value.len() > limits::ADDRESS_BYTES {

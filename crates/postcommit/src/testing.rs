@@ -94,12 +94,12 @@ pub mod tokio_postgres {
         super::cannot_read(problem.code().map(::tokio_postgres::error::SqlState::code), &said)
     }
 
-    /// Panics unless this transaction has enqueued such a notification.
+    /// Panics unless this transaction has enqueued a notification of this event type, about `entity` if that is given.
     pub async fn assert_enqueued(client: &impl GenericClient, event_type: &str, entity: Option<&str>) {
         super::judge(&seen(client, event_type, entity).await, event_type, entity, true);
     }
 
-    /// Panics if this transaction has enqueued such a notification.
+    /// Panics if this transaction has enqueued a notification of this event type, about `entity` if that is given.
     pub async fn refute_enqueued(client: &impl GenericClient, event_type: &str, entity: Option<&str>) {
         super::judge(&seen(client, event_type, entity).await, event_type, entity, false);
     }
@@ -126,12 +126,12 @@ pub mod sqlx_postgres {
         super::cannot_read(code.as_deref(), problem)
     }
 
-    /// Panics unless this transaction has enqueued such a notification.
+    /// Panics unless this transaction has enqueued a notification of this event type, about `entity` if that is given.
     pub async fn assert_enqueued(connection: &mut PgConnection, event_type: &str, entity: Option<&str>) {
         super::judge(&seen(connection, event_type, entity).await, event_type, entity, true);
     }
 
-    /// Panics if this transaction has enqueued such a notification.
+    /// Panics if this transaction has enqueued a notification of this event type, about `entity` if that is given.
     pub async fn refute_enqueued(connection: &mut PgConnection, event_type: &str, entity: Option<&str>) {
         super::judge(&seen(connection, event_type, entity).await, event_type, entity, false);
     }
@@ -148,7 +148,7 @@ pub mod sqlx_sqlite {
         event_type: &str,
         entity: Option<&str>,
     ) -> Vec<(String, Option<String>)> {
-        // Only outside a transaction can one begin. sqlx does not show SQLite's own flag.
+        // BEGIN succeeds only outside a transaction. This is tried, because sqlx does not show SQLite's own flag.
         if ::sqlx::raw_sql("BEGIN").execute(&mut *connection).await.is_ok() {
             ::sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await.expect("roll back an empty transaction");
             panic!("{}", super::NO_TRANSACTION);
@@ -157,12 +157,12 @@ pub mod sqlx_sqlite {
         select.fetch_all(connection).await.expect("read postcommit_notification_status")
     }
 
-    /// Panics unless such a notification is enqueued.
+    /// Panics unless a notification of this event type is enqueued, about `entity` if that is given.
     pub async fn assert_enqueued(connection: &mut SqliteConnection, event_type: &str, entity: Option<&str>) {
         super::judge(&seen(connection, event_type, entity).await, event_type, entity, true);
     }
 
-    /// Panics if such a notification is enqueued.
+    /// Panics if a notification of this event type is enqueued, about `entity` if that is given.
     pub async fn refute_enqueued(connection: &mut SqliteConnection, event_type: &str, entity: Option<&str>) {
         super::judge(&seen(connection, event_type, entity).await, event_type, entity, false);
     }
@@ -182,12 +182,12 @@ pub mod rusqlite {
         rows.collect::<Result<_, _>>().expect("read postcommit_notification_status")
     }
 
-    /// Panics unless such a notification is enqueued.
+    /// Panics unless a notification of this event type is enqueued, about `entity` if that is given.
     pub fn assert_enqueued(connection: &Connection, event_type: &str, entity: Option<&str>) {
         super::judge(&seen(connection, event_type, entity), event_type, entity, true);
     }
 
-    /// Panics if such a notification is enqueued.
+    /// Panics if a notification of this event type is enqueued, about `entity` if that is given.
     pub fn refute_enqueued(connection: &Connection, event_type: &str, entity: Option<&str>) {
         super::judge(&seen(connection, event_type, entity), event_type, entity, false);
     }

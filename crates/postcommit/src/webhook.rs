@@ -11,7 +11,7 @@
 //!     ("webhook-timestamp", "1614265330"),
 //!     ("webhook-signature", "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="),
 //! ]);
-//! // Of an `http::HeaderMap`: `|name| headers.get(name)?.to_str().ok()`, and `SystemTime::now()`.
+//! // With an `http::HeaderMap`, pass `|name| headers.get(name)?.to_str().ok()`. The time is `SystemTime::now()`.
 //! let now = UNIX_EPOCH + Duration::from_secs(1_614_265_400);
 //! let id = webhook::verify(secret, |name| headers.get(name).copied(), br#"{"test": 2432232314}"#, now)?;
 //! assert_eq!(id, "msg_p5jXN8AQM9LWM0D4loKWxJek");

@@ -1,7 +1,7 @@
-//! Real brokers of Debian's packages, each with a folder and ports of its own, which end with the test. A broker that
-//! the system may run beside them is not touched.
+//! Real brokers from Debian's packages. Each has its own folder and ports, and ends with the test. A broker that the
+//! system itself runs is not touched.
 //!
-//! Each has a small client that reads what the broker holds, written apart from the product's own protocols.
+//! For each broker there is a small client that reads its messages. It shares no code with the product's drivers.
 
 mod mosquitto;
 mod nats;
@@ -22,29 +22,29 @@ pub use nats::{Nats, NatsClient};
 pub use rabbitmq::{RabbitMq, RabbitMqClient};
 pub use redis::{Redis, RedisClient};
 
-/// An event as a broker holds it.
+/// An event as a broker stored it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StoredEvent {
     /// The subject, stream, topic or routing key.
     pub target: String,
-    /// The id that the broker itself sees, such as a header or a property. Empty if the protocol has none.
+    /// The id that is visible to the broker, such as a header or a property. Empty if the protocol has none.
     pub id: String,
     /// The body.
     pub body: String,
 }
 
-/// A free port of 127.0.0.1.
+/// Returns an address of 127.0.0.1 with a free port.
 fn free_addr() -> SocketAddr {
     let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     free.local_addr().expect("the address of the free port")
 }
 
-/// A folder for a broker's data, in memory where possible.
+/// Creates a folder for a broker's data, in memory where possible.
 fn folder() -> TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder for a broker")
 }
 
-/// A program of the system. Debian has some of them where the PATH of most users does not lead.
+/// Returns the command for a program of the system. Debian installs some of them outside the PATH of most users.
 fn program(name: &str) -> Command {
     let mut command = Command::new(name);
     let path = std::env::var("PATH").unwrap_or_default();

@@ -34,7 +34,7 @@ const FLAGS: [&str; 9] = [
 pub struct Browser {
     driver: SocketAddr,
     session: String,
-    /// Whether pages run no scripts of their own. Those of a test still run.
+    /// Whether the scripts of pages are disabled. Scripts of the test still run.
     is_scriptless: Cell<bool>,
     _profile: tempfile::TempDir,
     // Dropped last, because closing the session needs chromedriver.
@@ -91,12 +91,13 @@ impl Browser {
         self.tell("execute/sync", &json!({"script": script, "args": []}))
     }
 
-    /// Runs a script in the page and returns what it passes to its last argument, a function.
+    /// Runs a script in the page. The script's last argument is a callback; returns the value that the script passes to
+    /// it.
     pub fn run_async(&self, script: &str) -> Value {
         self.tell("execute/async", &json!({"script": script, "args": []}))
     }
 
-    /// From the next page on, pages run no scripts, as in a browser in which they are turned off.
+    /// From the next page on, pages run no scripts, as in a browser with JavaScript disabled.
     pub fn disable_scripts(&self) {
         self.command("Emulation.setScriptExecutionDisabled", &json!({"value": true}));
         self.is_scriptless.set(true);
@@ -127,8 +128,8 @@ impl Browser {
         }
     }
 
-    /// Whether a JavaScript expression is true in the page, or becomes true while the page stays. Without scripts, the
-    /// page's timers do not run, so the answer is immediate.
+    /// Returns whether a JavaScript expression is true in the page, or becomes true before the page is left. With
+    /// scripts disabled it does not wait, because the page's timers do not run.
     fn holds(&self, expression: &str) -> bool {
         let held = format!("let held = false; try {{ held = Boolean({expression}); }} catch {{ }}");
         if self.is_scriptless.get() {
@@ -138,7 +139,7 @@ impl Browser {
             "const done = arguments[arguments.length - 1]; const look = () => {{ {held} \
              if (held) done(true); else setTimeout(look, 10); }}; look();"
         );
-        // A page that is left ends the script with an error, and the next page is looked at.
+        // If the page is left, the script ends with an error, and the caller checks the next page.
         self.ask("POST", "execute/async", Some(&json!({"script": script, "args": []}))).0 == 200
     }
 

@@ -11,7 +11,7 @@
 //! - [`http`]: a scripted HTTP server that can misbehave
 //! - [`smtp`]: a scripted SMTP server that can misbehave
 //! - [`postfix`]: a real mail server
-//! - [`broker`]: real brokers, and clients that read what they hold
+//! - [`broker`]: real brokers, and clients that read their messages
 //! - [`receiver`]: a webhook receiver that writes each request to a journal before it answers
 //! - [`proxy`]: a TCP proxy that can hold bytes back or reset connections
 //! - [`browser`]: headless Chromium

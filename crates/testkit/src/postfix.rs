@@ -1,6 +1,6 @@
-//! A real mail server: Postfix with a configuration, a queue and a mailbox of its own, which ends with the test. Debian's
-//! package `postfix` need not be configured for it. Postfix works only as root; another user needs `sudo` without a
-//! password.
+//! A real mail server: Postfix with its own configuration, queue and mailbox. It ends with the test. Debian's package
+//! `postfix` must be installed and need not be configured. Postfix starts only as root, so another user needs `sudo`
+//! without a password.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::process::Child;
 
-/// The domain whose mail the server takes.
+/// The domain whose mail the server accepts.
 pub const DOMAIN: &str = "guest.example";
 /// The user and group `nobody` of Debian, to whom the mailbox belongs if the test runs as root.
 const NOBODY: u32 = 65_534;
@@ -74,7 +74,7 @@ fn prepare(folder: &Path, addr: SocketAddr) {
     for name in ["conf", "spool", "data", "mail"] {
         fs::create_dir(folder.join(name)).expect("a folder for Postfix");
     }
-    // Processes of Postfix with other users go through this folder.
+    // Processes of Postfix that run as other users must be able to enter this folder.
     fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).expect("the folder's permissions");
     let data = folder.join("data").display().to_string();
     assert!(
@@ -111,7 +111,8 @@ virtual_gid_maps = static:{NOBODY}
     )
 }
 
-/// The processes of Postfix that take mail and put it into a mailbox. None of them connects to another host.
+/// Returns the list of Postfix processes that accept mail and put it into a mailbox. None of them connects to another
+/// host.
 fn master_cf(addr: SocketAddr) -> String {
     format!(
         "{addr} inet n - n - - smtpd
@@ -134,7 +135,7 @@ postlog unix-dgram n - n - 1 postlogd
 fn as_root(words: &[&str]) -> Command {
     let words = if is_root() { words.to_vec() } else { [&["sudo", "-n"], words].concat() };
     let mut command = Command::new(words[0]);
-    // Debian has Postfix where the PATH of most users does not lead.
+    // Debian installs Postfix outside the PATH of most users.
     let path = std::env::var("PATH").unwrap_or_default();
     command.args(&words[1..]).env("PATH", format!("{path}:/usr/sbin:/sbin"));
     command
@@ -144,7 +145,7 @@ fn is_root() -> bool {
     own_id() == 0
 }
 
-/// The id of the user that runs the test.
+/// Returns the id of the user that runs the test.
 fn own_id() -> u32 {
     fs::metadata("/proc/self").map_or(0, |own| own.uid())
 }

@@ -11,15 +11,15 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::background::Background;
 
-/// What the client has just said.
+/// A line that a client sent, or an event of its connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Heard {
     /// The number of the connection, starting at 1.
     pub connection: usize,
-    /// The line, without its end. `connect` when the connection was opened, `.` when the content of a message has ended,
-    /// `amid` when its first line has come and the act was [`SmtpAct::HoldAmid`].
+    /// The line without its line ending, or an event: `connect` when the connection was opened, `.` when the content of
+    /// a message has ended, `amid` when its first line has arrived under [`SmtpAct::HoldAmid`].
     pub line: String,
-    /// The bytes of the line with its end, exactly as they came. Empty for `connect`, `.` and `amid`.
+    /// The bytes of the line with its line ending, exactly as they came. Empty for `connect`, `.` and `amid`.
     pub raw: Vec<u8>,
     /// How many lines with the same first word the server has heard before, on all connections.
     pub before: usize,
@@ -35,7 +35,7 @@ impl Heard {
 /// What the server does at a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SmtpAct {
-    /// What a good server does.
+    /// Answers as a correct server does.
     Usual,
     /// Sends these lines instead, each with CR LF added.
     Say(String),
@@ -45,7 +45,7 @@ pub enum SmtpAct {
     SayAndClose(String),
     /// Closes the connection without an answer.
     Close,
-    /// Says nothing until [`SmtpServer::release`], then does what a good server does.
+    /// Sends nothing until [`SmtpServer::release`], then answers as a correct server does.
     Hold,
     /// For DATA: takes the first line of the content and no more, waits until [`SmtpServer::release`], and closes the
     /// connection.
@@ -53,7 +53,7 @@ pub enum SmtpAct {
 }
 
 impl SmtpAct {
-    /// Whether the server does, perhaps later, what a good server does.
+    /// Returns whether the server answers as a correct server does, immediately or later.
     fn is_usual(&self) -> bool {
         matches!(self, Self::Usual | Self::Hold | Self::HoldAmid)
     }
@@ -75,7 +75,7 @@ pub struct ReceivedMail {
 }
 
 impl ReceivedMail {
-    /// The mail without the doubled dots.
+    /// Returns the mail with the dot-stuffing removed.
     pub fn bytes(&self) -> Vec<u8> {
         let text = String::from_utf8_lossy(&self.wire).into_owned();
         let lines = text.split_inclusive("\r\n");
@@ -88,11 +88,11 @@ type Script = dyn Fn(&Heard) -> SmtpAct + Send + Sync;
 /// How the server encrypts its connections.
 #[derive(Clone)]
 pub enum SmtpTls {
-    /// Not at all.
+    /// Without encryption.
     None,
-    /// After STARTTLS, which it offers.
+    /// Encrypted after STARTTLS, which the server offers.
     Starttls(TlsAcceptor),
-    /// From the first byte.
+    /// Encrypted from the first byte.
     Implicit(TlsAcceptor),
 }
 
@@ -144,22 +144,22 @@ impl SmtpServer {
         self.addr
     }
 
-    /// The accepted mails so far.
+    /// Returns the mails that were accepted so far.
     pub fn mails(&self) -> Vec<ReceivedMail> {
         self.state.mails.lock().expect("mails").clone()
     }
 
-    /// The bytes before each final dot so far, as they came, whether the server accepted the mail or not.
+    /// Returns the contents of all mails so far, accepted or not: the bytes before the final dot, as they came.
     pub fn contents(&self) -> Vec<Vec<u8>> {
         self.state.contents.lock().expect("contents").clone()
     }
 
-    /// Everything that clients have said so far.
+    /// Returns everything that clients have sent so far.
     pub fn heard(&self) -> Vec<Heard> {
         self.state.heard.lock().expect("heard").clone()
     }
 
-    /// How many lines with this first word the server has heard.
+    /// Returns how many lines with this first word the server has heard.
     pub fn count(&self, verb: &str) -> usize {
         self.heard().iter().filter(|heard| heard.verb() == verb).count()
     }
@@ -269,7 +269,7 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
         match usual.as_str() {
             "220 go ahead" if is_usual => return Ok(Some(stream)),
             "354 go ahead" if holds_amid => {
-                // The line itself is of no interest.
+                // The content of this line is not needed.
                 let _ = self::line(&mut stream).await?;
                 state.act(connection, "amid", b"");
                 wait_for_release(state).await;
@@ -283,7 +283,8 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// What a good server answers. A command that is refused instead leaves no trace in the mail.
+/// Returns the answer of a correct server. Records the command in `mail`, unless the script refuses it (`is_usual` is
+/// false).
 fn usual(state: &State, mail: &mut ReceivedMail, heard: &Heard, is_usual: bool) -> String {
     let argument = heard.line.split_once(' ').map_or("", |(_, argument)| argument).to_owned();
     match heard.verb().as_str() {
@@ -374,14 +375,14 @@ async fn wait_for_release(state: &State) {
     let _ = released.wait_for(|released| *released).await;
 }
 
-/// The next line with its end. `None` when the client has left.
+/// Returns the next line with its line ending. `None` when the client has closed the connection.
 async fn line<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut BufReader<S>) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     Ok((stream.read_until(b'\n', &mut line).await? > 0).then_some(line))
 }
 
-/// Reads the content of a message up to the line with a single dot. As the laxest of servers, it takes a LF alone for
-/// the end of a line, so that a test sees whether a message could be cut in two.
+/// Reads the content of a message up to the line with a single dot. Like the most lenient servers, it accepts a LF
+/// alone as the end of a line. So a test sees whether a message can be split in two (SMTP smuggling).
 async fn content<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut BufReader<S>) -> io::Result<Vec<u8>> {
     let mut all = Vec::new();
     loop {

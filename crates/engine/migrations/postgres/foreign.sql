@@ -29,7 +29,7 @@ BEGIN
       -- roles.sql had granted CREATE. CONNECT, if it was granted, stays: logins may depend on it, and it gives no access to
       -- this schema.
       EXECUTE format('REVOKE CREATE ON DATABASE %I FROM %I', current_database(), foreigner.rolname);
-    -- Only the database's owner can revoke it.
+    -- Only the database's owner can revoke this privilege.
     EXCEPTION WHEN insufficient_privilege THEN NULL;
     END;
   END LOOP;

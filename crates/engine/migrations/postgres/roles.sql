@@ -94,15 +94,15 @@ REVOKE SELECT ON postcommit.provider FROM postcommit_reader_{oid};
 GRANT SELECT (tenant, id, name, channel, driver, guarantee, policy, concurrency, timeout_ms, is_default, enabled, paused,
     held_until, revision, created_at, updated_at, rate_per_s, burst, breaker_failures, breaker_cool_down_s, trips,
     hold_reason, failover, failover_after_s) ON postcommit.provider TO postcommit_reader_{oid};
--- With this key a reader could sign user tokens.
+-- With the key of user tokens, a reader could sign such tokens.
 REVOKE ALL ON postcommit.inbox_token_key FROM postcommit_reader_{oid};
--- With the fingerprint a reader could check guesses at the key.
+-- With the fingerprint of the secrets key, a reader could check guesses at that key.
 REVOKE ALL ON postcommit.secret_key FROM postcommit_reader_{oid};
 -- Readers do not read hashes of keys and sessions, and workers do not change the audit log.
 REVOKE SELECT ON postcommit.api_key, postcommit.login_link, postcommit.session FROM postcommit_reader_{oid};
 GRANT SELECT (tenant, id, name, scopes, created_at, created_by, expires_at, last_used_at, revoked_at) ON postcommit.api_key
   TO postcommit_reader_{oid};
--- With a token a reader could report what did not happen.
+-- With the token of a callback URL, a reader could send false receipts.
 REVOKE ALL ON postcommit.callback_token FROM postcommit_reader_{oid};
 REVOKE UPDATE, DELETE ON postcommit.audit FROM postcommit_worker_{oid};
 -- Partitions that are created later need no grants: views and functions run as their owner, and workers access partitions

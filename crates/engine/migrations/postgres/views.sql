@@ -6,7 +6,8 @@
 CREATE OR REPLACE VIEW postcommit.asleep WITH (security_invoker = true) AS
   SELECT worker FROM postcommit.idle WHERE until > clock_timestamp();
 
--- Every attempt: those with a row of their own, and those that a delivery was sent by, which its row of the ledger has.
+-- Every attempt. The last attempt of a delivery may be stored in its ledger row. All other attempts are rows of
+-- logged_attempt.
 CREATE OR REPLACE VIEW postcommit.attempt WITH (security_invoker = true) AS
   SELECT a.tenant, a.notification_id, a.n, a.seq, a.at, a.provider, a.outcome, a.code, a.detail, a.latency_ms, a.provider_ref,
     a.excerpt, a.token, a.error_class, a.captured
@@ -33,11 +34,11 @@ CREATE OR REPLACE VIEW postcommit.delivery WITH (security_invoker = true) AS
       WHERE a.tenant = d.tenant AND a.subject = d.notification_id::text AND a.action = 'entity.resend' LIMIT 1) END AS copy_of,
     CASE WHEN starts_with(note.idempotency_key, 'manual:') THEN (SELECT a.actor FROM postcommit.audit a
       WHERE a.tenant = d.tenant AND a.subject = d.notification_id::text AND a.action = 'entity.resend' LIMIT 1) END AS asked_by,
-    -- Version 0: a copy of a direct message.
+    -- Version 0 means a copy of a direct message, which has no template.
     nullif(d.template_version, 0) AS template_version, d.language,
     -- The address of a direct message to an inbox is the user's id.
     coalesce(d.user_id, CASE WHEN d.channel = 'in_app' THEN d.target END) AS user_id, d.send_key,
-    -- Without a code the detail is no error: it is what the template warned of (dispatch/render.rs).
+    -- A detail without a code is no error. It holds warnings of the template (dispatch/render.rs).
     CASE WHEN d.code IS NULL AND d.detail LIKE 'warning: %' THEN substr(d.detail, 10) END AS warning
   FROM (
     SELECT q.tenant, q.notification_id, q.n, q.lane, q.channel, q.target,

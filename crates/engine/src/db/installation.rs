@@ -29,7 +29,7 @@ impl Installation {
             return Err(DbError::Refused {
                 code: "encoding".into(),
                 message: format!(
-                    "the database {database} has the encoding {encoding}, and postcommit needs UTF8; nothing was changed. Make another and name it in \
+                    "the database {database} has the encoding {encoding}, and postcommit needs UTF8; nothing was changed. Create another database and name it in \
                      database.url: CREATE DATABASE name TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C', or with any locale for UTF8"
                 ),
             });

@@ -132,12 +132,13 @@ impl Holders {
     }
 }
 
-/// How often the roles are tried to be made while other transactions use the tables.
+/// How often creating the roles is tried while other transactions hold locks on the tables.
 const TRIES: usize = 10;
 /// The wait between two tries.
 const NEXT_TRY: Duration = Duration::from_millis(250);
-/// Locks all tables and views first, in the order in which `enqueue` uses them, so that applications wait and no deadlock
-/// ends one of their transactions. A login that may not lock them cannot change them either.
+/// Locks all tables and views first, in the order in which `enqueue` uses them, so that applications wait and no
+/// deadlock ends one of their transactions. A login that may not lock them may not change them either, so that failure
+/// is ignored.
 const LOCK_ALL: &str = "DO $$
     DECLARE names text;
     BEGIN
@@ -148,8 +149,8 @@ const LOCK_ALL: &str = "DO $$
       EXECUTE 'LOCK TABLE ' || names || ' IN ACCESS EXCLUSIVE MODE';
     EXCEPTION WHEN insufficient_privilege THEN NULL;
     END $$";
-/// How long the locks are waited for. Who needs a table meanwhile waits behind this transaction, so a long transaction of
-/// somebody else must not hold up everybody.
+/// How long this transaction waits for the locks. Meanwhile, applications that need a table wait behind it, so it must
+/// not wait for the end of a long foreign transaction.
 const LOCK_WAIT: &str = "2s";
 
 /// The result of [`Db::make_roles`].

@@ -1,5 +1,4 @@
-//! A database for the time of a demonstration, on a PostgreSQL server. One that a killed process left is dropped by the
-//! next.
+//! A temporary PostgreSQL database for a demonstration. If its process is killed, the next demonstration drops it.
 
 use postcommit_channel::secret::random;
 use tokio_postgres::error::SqlState;
@@ -10,9 +9,9 @@ use super::{Db, DbError, Row};
 /// The prefix of the databases' names. A random number follows.
 const PREFIX: &str = "postcommit_demo_";
 
-/// A new database.
+/// A temporary database.
 pub struct Scratch {
-    /// The database that the URL named.
+    /// The existing database of the given URL. The statements that create and drop the temporary one run in it.
     server: Db,
     name: String,
     /// The URL of the new database.
@@ -20,7 +19,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Creates a database on the server of this URL, and drops those that nobody uses any more.
+    /// Creates a temporary database on the server of this URL. Drops earlier ones to which no client is connected.
     pub async fn make(url: &str) -> Result<Self, DbError> {
         let server = Db::Postgres(Postgres::open(url, CONNECT_TIMEOUT).await?);
         drop_leftovers(&server).await?;
@@ -31,14 +30,14 @@ impl Scratch {
             Err(DbError::Refused { code, message }) if code == SqlState::INSUFFICIENT_PRIVILEGE.code() => {
                 Err(DbError::Refused {
                     code,
-                    message: format!("{message}: the login needs CREATEDB for a database of its own"),
+                    message: format!("{message}: the demonstration creates a database, so the login needs CREATEDB"),
                 })
             }
             Err(problem) => Err(problem),
         }
     }
 
-    /// Drops the database, also if something is still connected to it.
+    /// Drops the database, even if clients are still connected to it.
     pub async fn remove(self) -> Result<(), DbError> {
         remove(&self.server, &self.name).await
     }
@@ -50,7 +49,7 @@ async fn remove(server: &Db, name: &str) -> Result<(), DbError> {
     let found = server.query(oid, vec![name.into()]).await?;
     server.query(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)"), vec![]).await?;
     if let Some(Ok(oid)) = found.first().map(|row: &Row| row.get::<i64>(0)) {
-        // A login that may not create roles has none to drop.
+        // This may fail if the login may not manage roles. Then its migration created no role either.
         let _ = server.query(&format!("DROP ROLE IF EXISTS postcommit_tenant_{oid}"), vec![]).await;
     }
     Ok(())
@@ -61,15 +60,15 @@ async fn drop_leftovers(server: &Db) -> Result<(), DbError> {
         WHERE datname ~ $1 AND pg_get_userbyid(datdba) = current_user
           AND NOT EXISTS (SELECT 1 FROM pg_stat_activity a WHERE a.datid = d.oid AND a.backend_type = 'client backend')";
     for row in server.query(unused, vec![format!("^{PREFIX}[0-9a-f]{{16}}$").as_str().into()]).await? {
-        // Another session has just connected: the next demonstration tries again.
+        // A failure, for example because a session has just connected, is left to the next demonstration.
         if let Err(problem) = remove(server, &row.get::<String>(0)?).await {
-            tracing::debug!(%problem, "could not drop the database of a killed demonstration");
+            tracing::debug!(%problem, "could not drop the database of a killed demonstration; the next demonstration tries again");
         }
     }
     Ok(())
 }
 
-/// The URL with another database.
+/// Returns the URL with its database replaced.
 fn with_database(url: &str, database: &str) -> String {
     let (rest, parameters) = url.split_at(url.find('?').unwrap_or(url.len()));
     let start = rest.find("://").map_or(0, |at| at + 3);

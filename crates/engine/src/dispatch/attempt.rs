@@ -44,7 +44,7 @@ const CLOSED_WAIT: Duration = Duration::from_secs(1);
 /// How many sends share a task. With one task per send, a driver that answers immediately would wake another thread for
 /// each send. With one task per batch, the other threads would be idle.
 const TOGETHER: usize = 16;
-/// The end of the detail of a parked delivery that may have arrived: the action for the operator.
+/// The action for the operator. It ends the detail text of a parked delivery that may have arrived.
 pub const ASK_RECEIVER: &str =
     "ask the receiver whether the message arrived, then retry the delivery with `unclear`, or discard it";
 
@@ -71,7 +71,7 @@ impl Waiting {
         }
     }
 
-    /// Takes the deliveries that no slot has taken yet. Afterwards nothing is left for a slot to take.
+    /// Removes and returns the deliveries that still wait for a slot.
     pub fn take_rest(&self) -> Vec<Claimed> {
         self.lock().by_ref().collect()
     }
@@ -263,8 +263,8 @@ fn after_quiet_hours(finish: Finish, delivery: &Delivery, note: &StoredNotificat
 
 /// Settles a delivery whose previous lease expired. The outcome of that attempt is unclear, so the guarantee decides
 /// whether to send again. An at_most_once attempt without an announcement certainly sent nothing. An inbox message is
-/// written together with its settlement, so an unsettled attempt did not arrive. If the previous attempt may have gone
-/// to another provider (`elsewhere`), that conclusion does not hold.
+/// written together with its settlement, so an unsettled attempt did not arrive, unless it may have gone to another
+/// provider (`elsewhere`).
 pub fn take_over(
     delivery: &Delivery,
     note: &StoredNotification,
@@ -274,8 +274,8 @@ pub fn take_over(
     elsewhere: bool,
 ) -> Settlement {
     let provider = &lane.provider;
-    // Sends under other guarantees are not announced, nor are sends from the notification's own row. Other processes
-    // learn of a changed guarantee with a delay.
+    // Only at_most_once sends from a delivery's own row are announced. Other processes learn of a changed guarantee
+    // with a delay, so a missing announcement proves nothing soon after a change.
     let own_row = delivery.row == delivery.key.n;
     let announcing =
         own_row && provider.guarantee == Guarantee::AtMostOnce && since > provider.guarantee_since.plus(HEARSAY);
@@ -295,7 +295,7 @@ pub fn may_have_been_sent_from_own_row(lane: &Lane, rerouted_at: Timestamp, sinc
         || was_before(since, lane.provider.guarantee_since.max(rerouted_at))
 }
 
-/// Returns whether the attempt began before every process had certainly read the change.
+/// Returns whether the attempt began before every process had certainly read the change that was made at `change`.
 pub fn was_before(began: Timestamp, change: Timestamp) -> bool {
     began <= change.plus(HEARSAY)
 }
@@ -344,7 +344,7 @@ async fn attempt(
     }
     let probe = lane.is_probed().then(|| lane.breaker.probe());
     if matches!(probe, Some(None)) {
-        // Another send probes whether the service works again. This one waits for its result.
+        // Another send probes whether the service works again. This delivery waits for the result.
         return put_off(crew, (delivery, note), now, CLOSED_WAIT);
     }
     let Some(timeout) = permit(crew, lane, delivery) else {
@@ -378,7 +378,7 @@ async fn attempt(
     let ended = now.plus(took);
     let case = Case { after: report.after, ..case(delivery, note, lane, &report.outcome, ended) };
     let demand = demand_of(&report, &case);
-    // These are boxed because they are called rarely. Without the box, the future of every attempt would have room for
+    // These futures are boxed because they run rarely. Without the box, the future of every attempt would have room for
     // them.
     let verdict = match (demand, model::judge(&case)) {
         (Some(demand), verdict) => Box::pin(tell_lane(crew, lane, (delivery, note), demand, verdict, ended)).await,
@@ -426,7 +426,7 @@ fn not_yet(lane: &Lane, delivery: &Delivery) -> Option<Duration> {
     lane.recipients.take(delivery.facts.target(), interval, clock::monotonic())
 }
 
-/// Puts a delivery off that was claimed and has not begun. It does not count as an attempt.
+/// Puts off a claimed delivery whose send has not begun. No attempt is counted.
 fn put_off(crew: &Crew, (delivery, note): (&Delivery, &StoredNotification), now: Timestamp, wait: Duration) {
     let at = now.plus(wait).min(note.expires_at.max(now));
     crew.settler.settle(unbegun(delivery, Finish::Again { at, counted: false }, None, None), None, None);

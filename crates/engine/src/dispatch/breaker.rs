@@ -1,5 +1,6 @@
-//! The circuit breaker of a lane in this process: it counts failures of the service in a row and lets one send at a time
-//! probe a service that failed (docs/decisions/0040). The hosts of a lane have breakers of their own (`hosts`).
+//! The circuit breaker of a lane in this process: it counts consecutive failures of the service and, once it has
+//! tripped, lets one send at a time probe the service (docs/decisions/0040). The hosts of a lane have breakers of their
+//! own (`hosts`).
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -13,11 +14,11 @@ use super::lanes::Lane;
 use super::local_close::CloseDemand;
 use super::{Crew, attempt};
 
-/// The breaker of one lane. Another one takes its place when the breaker trips or the lane recovers, so that late results
+/// The breaker of one lane. A new value replaces it when the breaker trips or the lane recovers, so that late results
 /// of earlier sends are not counted.
 #[derive(Default)]
 pub struct Breaker {
-    /// The failures in a row. Read after every send, and written only after a failure.
+    /// How many sends failed in a row. Read after every successful send, which writes it only if it is not 0.
     failures: AtomicU32,
     /// Whether a send probes the lane now.
     is_probed: AtomicBool,
@@ -34,7 +35,7 @@ impl Drop for Probe<'_> {
     }
 }
 
-/// What follows from a send for the breaker.
+/// What the result of a send means for the breaker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
     /// Nothing changes.
@@ -46,12 +47,13 @@ pub enum Turn {
 }
 
 impl Turn {
-    /// Returns what follows from the health after `failures` failures in a row, including this one.
+    /// Returns what a send's health means for the breaker. `failures` counts the failures in a row, including this one.
+    /// A `limit` of 0 turns the breaker off.
     pub fn of(health: Health, failures: u32, trips: i32, limit: i32) -> Self {
         let limit = u32::try_from(limit).unwrap_or(0);
         match health {
             Health::Well if trips > 0 => Self::Recover,
-            // At each multiple, because a trip that could not be written in time has closed nothing.
+            // Each multiple of the limit trips again, because a trip that could not be written has closed nothing.
             Health::Failed if limit > 0 && (trips > 0 || failures.is_multiple_of(limit)) => Self::Trip(failures),
             _ => Self::None,
         }
@@ -61,13 +63,13 @@ impl Turn {
 impl Breaker {
     /// Takes the right to probe. `None` while another send probes.
     pub fn probe(&self) -> Option<Probe<'_>> {
-        // A probe that is made and dropped here would end the one that is under way.
+        // Dropping a second `Probe` would end the running one, so it is created only if the right was free.
         let is_first = !self.is_probed.swap(true, Ordering::AcqRel);
         is_first.then(|| Probe(self))
     }
 
-    /// Returns whether a new delivery should go to the probed lane, to probe it. Another one follows after a cool-down,
-    /// in case this one is never sent.
+    /// Returns whether a new delivery should probe this lane. Returns true once per cool-down, because the last
+    /// delivery that was chosen may never be sent.
     pub fn wants_probe(&self, provider: &Provider) -> bool {
         let mut given_at = self.given_at.lock().unwrap_or_else(PoisonError::into_inner);
         let cool_down = Duration::from_secs(u64::try_from(provider.breaker_cool_down_s).unwrap_or(1));
@@ -92,7 +94,8 @@ impl Breaker {
     }
 }
 
-/// Ends the send on its host, and returns what follows from its result for the breaker of its host or lane.
+/// Releases the slot of the host. Returns what the send's result means for the breaker of its host or lane, and the
+/// trips so far.
 pub fn note(lane: &Lane, slot: Option<HostSlot>, report: &Report) -> (Turn, i32) {
     let health = Health::of(report);
     match slot {
@@ -107,12 +110,13 @@ pub fn demand((lane, delivery): (&Lane, &Delivery), report: &Report, failures: u
     let code = report.outcome.code().unwrap_or("unknown");
     let why = match trips {
         0 => format!("{failures} sends in a row failed, the last one with {code}"),
-        _ => format!("the send that probed it failed with {code}"),
+        _ => format!("the send that probed the service failed with {code}"),
     };
     CloseDemand::trip(wait, trips, why)
 }
 
-/// Writes that the service works again. If that fails, the next success writes it.
+/// Resets the breaker in the database, because the service works again. If the write fails, the next success repeats
+/// it.
 pub async fn recover(crew: &Crew, lane: &Lane, (delivery, note): (&Delivery, &StoredNotification), trips: i32) {
     let (store, provider, host) = (&crew.tools.store, &lane.provider, lane.host_of(delivery));
     let recovered = match &host {
@@ -141,7 +145,7 @@ mod tests {
     fn a_run_of_failures_trips_once_and_each_failed_probe_trips_again() {
         let trips = |failures, trips| Turn::of(Health::Failed, failures, trips, 5);
         let turns: Vec<Turn> = (1..=12).map(|failures| trips(failures, 0)).filter(|turn| *turn != Turn::None).collect();
-        assert_eq!(turns, [Turn::Trip(5), Turn::Trip(10)], "the second one if the first could not be written");
+        assert_eq!(turns, [Turn::Trip(5), Turn::Trip(10)], "the second trip if the first was not written");
         assert_eq!(trips(1, 1), Turn::Trip(1), "a failed probe");
         assert_eq!(Turn::of(Health::Failed, 5, 0, 0), Turn::None, "switched off");
         assert_eq!(Turn::of(Health::Failed, 1, 3, 0), Turn::None, "switched off after it tripped");

@@ -1,5 +1,5 @@
-//! The index of all tenants' templates. It is updated from changes that are numbered together with the changes of
-//! providers.
+//! The index of all tenants' templates. Changes of templates and of providers share one sequence of numbers, and the
+//! index applies those it has not read yet.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The items of digests. They are read before each attempt, and those that have expired are removed.
+//! The items of digests. They are read before each attempt, and expired items are removed.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use super::{Claimed, Crew};
 use crate::db::DbError;
 use crate::store::{DigestItem, DigestKey, Lease};
 
-/// The payloads of digests, by the notification of the digest.
+/// The payloads of the items, by the id of the digest's notification.
 pub(super) type Items = HashMap<Uuid, Vec<Box<RawValue>>>;
 
 /// Reads the items of the digests in a batch. Returns the deliveries that may be rendered, and the items. A digest without
@@ -29,7 +29,7 @@ pub(super) async fn read_items(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, no
         Ok(items) => items,
         Err(problem) => {
             let wait = crew.reading.wait();
-            tracing::warn!(%problem, ?wait, "could not read the items of digests; the deliveries are returned and wait");
+            tracing::warn!(%problem, ?wait, "could not read the items of digests; the deliveries go back to the queue and are tried again after the wait");
             crew.settler.put_off(digests.iter().map(|(delivery, _)| Lease::of(delivery)), now.plus(wait));
             return (ready, Items::new());
         }
@@ -44,8 +44,8 @@ pub(super) async fn read_items(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, no
     (ready, items)
 }
 
-/// Reads the items that have not expired, and removes the others. If an earlier attempt may have arrived, all items stay, so
-/// that the same message is repeated. A digest whose lease is lost is not in the result.
+/// Reads the items that have not expired, and removes the expired ones. If an earlier attempt may have arrived, all
+/// items stay, so that the same message is repeated. A digest whose lease is lost is not in the result.
 async fn unexpired(crew: &Crew, digests: &[Claimed], now: Timestamp) -> Result<Items, DbError> {
     let store = &crew.tools.store;
     let keys: Vec<DigestKey> = digests.iter().map(|(_, note)| (note.tenant, note.id)).collect();
@@ -72,6 +72,6 @@ fn expire(crew: &Crew, lane: &Lane, delivery: &Delivery, note: &StoredNotificati
     let channel = delivery.facts.channel();
     let counts = crew.tools.metrics.of(&note.event_type, channel);
     let noted = Noted::new(counts, finish, || About::new(note, channel, Some(&lane.name)));
-    let detail = Some("all its items have expired".to_owned());
+    let detail = Some("all items of the digest have expired".to_owned());
     crew.settler.settle(unbegun(delivery, finish, Some("expired"), detail), None, Some(noted));
 }

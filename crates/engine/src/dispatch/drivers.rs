@@ -62,7 +62,7 @@ impl Dispatcher {
     /// closed, unless another process can decrypt the secrets.
     pub(super) async fn note_unopened(&mut self, opener: Opener) {
         let unopened = self.lanes.unopened();
-        // A note of a pass is valid until the next pass, so each pass writes it again.
+        // What a bounded pass writes is valid only until the next pass, so each pass writes it again.
         let is_noted = unopened == self.unopened;
         if is_noted && (unopened.is_empty() || matches!(opener, Opener::Worker(_))) {
             return;

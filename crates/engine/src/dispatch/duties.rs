@@ -1,4 +1,4 @@
-//! Background duties. When a duty is due, the first process that takes it does it.
+//! Background duties. When a duty is due, the first process that claims it in the database runs it.
 
 mod receipts;
 
@@ -17,7 +17,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 const HOUR: Duration = Duration::from_secs(3600);
 /// The time between two checks whether a duty is due.
 const LOOK: Duration = Duration::from_secs(60);
-/// The interval of duties that remove what is no longer needed.
+/// The interval of duties that delete data which is no longer needed.
 const TIDYING: Duration = Duration::from_secs(600);
 /// The interval of duties that are due at every check. It is a little shorter than `LOOK`, so that a check that comes
 /// slightly early still finds the duty due.

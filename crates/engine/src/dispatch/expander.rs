@@ -439,7 +439,8 @@ fn step(delivery: Delivery, note: &StoredNotification, table: &Table, now: Times
                 &delivery,
                 "no_recipient",
                 format!(
-                    "a notification cannot name this address on {:?}; enqueue the event again, under a new key",
+                    "this delivery cannot be routed again, because a notification cannot name its address on {:?}; enqueue \
+                     the event again, under a new key",
                     delivery.facts.channel()
                 ),
             ),
@@ -458,8 +459,8 @@ fn step(delivery: Delivery, note: &StoredNotification, table: &Table, now: Times
     }
 }
 
-/// Decides how a delivery gets into its provider's lane. A retry of one that was never sent, which has no version of its
-/// template yet, is throttled and collected like a new target.
+/// Decides how a delivery gets into its provider's lane. A retried delivery without a template version was never sent.
+/// It is throttled and put into digests like a new target.
 fn entering(delivery: &Delivery, note: &StoredNotification, lane: i32, table: &Table) -> Step {
     let (facts, lease) = (&delivery.facts, Lease::of(delivery));
     let is_unsent = facts.template_version.is_none();
@@ -478,8 +479,8 @@ fn expanded(
     table: &Table,
     now: Timestamp,
 ) -> Step {
-    // What a lost worker may have sent from the notification's row went over the first provider, and stays with it. What
-    // passes that one over always gets a row of its own, which names the lane.
+    // A lost worker may have sent the notification from its own row over its first provider, so then the delivery stays
+    // there. A target that passes its first provider over always gets a row of its own, which names the lane.
     let is_passed = delivery.lost_since.is_none() && table.pass_over(expansion.targets_mut(), now);
     match expansion {
         Expansion::OneDelivery(target) if is_passed => expanded_rows(delivery, vec![*target], table, now),

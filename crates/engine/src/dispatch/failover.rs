@@ -1,5 +1,5 @@
-//! Failover: which lane a delivery goes to while its provider cannot send, and the move of what waits there
-//! (docs/decisions/0040).
+//! Failover: chooses the next lane for deliveries whose provider cannot send, and moves deliveries that already wait in
+//! its lane (docs/decisions/0040).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,17 +15,17 @@ use super::Crew;
 use super::lanes::{Lane, Table};
 use crate::db::DbError;
 
-/// How many deliveries of a lane move in one look. On SQLite the application waits for the statement. A provider that
-/// recovers soon has lost few of those that waited for it.
+/// The most deliveries of a lane that one check moves. On SQLite, applications that want to write wait for the
+/// statement. If the provider recovers soon, only a few of its waiting deliveries have moved.
 const MOST: u32 = 1000;
 
-/// Whether a lane that names a next one can send.
+/// Whether a lane with a next provider can send.
 enum Standing {
-    /// It sends.
+    /// The lane sends.
     Open,
-    /// It is paused, its breaker tripped, or it is held for longer than `failover_after_s`.
+    /// The lane is paused, its breaker tripped, or it is held for longer than `failover_after_s`.
     Closed,
-    /// Its breaker tripped and the hold is over: one send at a time probes it.
+    /// The lane's breaker tripped and the hold is over: one send at a time probes the service.
     Probed,
 }
 
@@ -41,8 +41,8 @@ impl Lane {
         }
     }
 
-    /// Returns whether the lane takes deliveries of others now. A lane in the probing takes one from time to time: it may
-    /// still be down, and what it took would wait there.
+    /// Returns whether the lane takes deliveries of other lanes now. A lane that is probed takes only one from time to
+    /// time: its service may still be down, and further deliveries would wait there.
     fn can_take_over(&self, now: Timestamp) -> bool {
         self.comes_back()
             && !self.local_close.is_closed()
@@ -50,7 +50,7 @@ impl Lane {
             && (!self.is_probed() || self.breaker.wants_probe(&self.provider))
     }
 
-    /// Returns how many deliveries the lane takes in one look: no more than it may soon send.
+    /// Returns how many deliveries the lane takes in one check: no more than it can send soon.
     fn takes(&self) -> u32 {
         match self.provider.rate_per_s {
             _ if self.is_probed() => 1,
@@ -66,7 +66,7 @@ impl Lane {
 }
 
 impl Table {
-    /// Returns the lanes after this one in its chain, as far as they serve its channel.
+    /// Returns the lanes after this one in its failover chain that serve its channel.
     fn following<'a>(&'a self, lane: &'a Lane) -> impl Iterator<Item = &'a Arc<Lane>> {
         let of_tenant = self.routes(lane.provider.tenant).0;
         let next = |of: &Lane| {
@@ -84,8 +84,8 @@ impl Table {
         self.following(lane).find(|next| next.can_take_over(now))
     }
 
-    /// Returns the lane in which a new delivery of this lane goes on, if the lane cannot send now. A lane in the probing
-    /// gets one delivery from time to time; without it nothing would find out that it works again.
+    /// Returns the next lane for a new delivery of this lane, or `None` if the delivery stays. A lane that is probed
+    /// keeps one delivery from time to time, because only a send shows that its service works again.
     fn passing_over(&self, id: i32, now: Timestamp) -> Option<&Arc<Lane>> {
         let lane = self.lane(id).filter(|lane| lane.provider.failover.is_some())?;
         match lane.standing(now) {
@@ -96,7 +96,7 @@ impl Table {
         }
     }
 
-    /// Lets targets pass over providers that cannot send now. Returns whether it changed a target.
+    /// Gives targets whose provider cannot send now to the next provider. Returns whether a target changed.
     pub fn pass_over(&self, targets: &mut [Target], now: Timestamp) -> bool {
         if self.chained.is_empty() {
             return false;
@@ -112,7 +112,8 @@ impl Table {
         changed
     }
 
-    /// Returns the lane in which a delivery without a row in a lane goes on, like [`Table::pass_over`].
+    /// Returns the lane for a delivery that has no row in a lane yet: this lane or a next one, as in
+    /// [`Table::pass_over`].
     pub fn lane_or_next(&self, delivery: &Delivery, lane: i32, now: Timestamp) -> i32 {
         let may_move = delivery.facts.provider.is_none()
             && !delivery.unclear
@@ -123,8 +124,8 @@ impl Table {
     }
 }
 
-/// Returns the lane in which a delivery goes on after an attempt that its provider failed. `None` if it stays. If the
-/// delivery would be parked, a lane that is held for a while takes it as well.
+/// Returns the next lane for a delivery after a failed attempt, or `None` if the delivery stays. A delivery that would
+/// otherwise be parked may also go to a lane that is held for a while.
 pub fn next_after(
     crew: &Crew,
     lane: &Lane,
@@ -132,7 +133,7 @@ pub fn next_after(
     (report, case): (&Report, &Case<'_>),
     verdict: Verdict,
 ) -> Option<Arc<Lane>> {
-    // A receiver that is down is down for every provider.
+    // On a lane that tells hosts apart, failures are those of a receiver, and another provider would fail as well.
     if lane.provider.failover.is_none() || lane.hosts.is_some() {
         return None;
     }
@@ -144,7 +145,8 @@ pub fn next_after(
     table.takes_over(lane, case.now).or_else(waits).cloned()
 }
 
-/// Records that a delivery goes on with the next provider. It keeps its due time, and so its place in the queue.
+/// Records that a delivery goes on with the next provider. The delivery keeps its due time, and so its place in the
+/// queue.
 pub fn moved(crew: &Crew, (lane, next): (&Lane, &Lane), delivery: &Delivery, note: &StoredNotification) -> Finish {
     tracing::info!(
         tenant = note.tenant_name,
@@ -158,7 +160,7 @@ pub fn moved(crew: &Crew, (lane, next): (&Lane, &Lane), delivery: &Delivery, not
     Finish::Again { at: delivery.due_at, counted: false }
 }
 
-/// Moves what waits in closed lanes to the next providers. Returns how many deliveries moved.
+/// Moves the deliveries that wait in closed lanes to the next providers. Returns how many moved.
 pub async fn run_once(crew: &Crew) -> Result<u64, DbError> {
     let table = crew.latest.get();
     let is_held = |lane: &&Arc<Lane>| lane.provider.paused.is_some() || lane.provider.held_until.is_some();
@@ -187,7 +189,8 @@ pub async fn run_once(crew: &Crew) -> Result<u64, DbError> {
     Ok(all)
 }
 
-/// Moves what waits in closed lanes, once per interval, beside the claims. After a slow look the next one comes later.
+/// Moves the deliveries that wait in closed lanes, once per interval, concurrently with the claims. After a slow check
+/// the next one comes later.
 pub async fn run_forever(crew: Arc<Crew>, quiet: Arc<AtomicBool>) {
     let interval = Duration::from_millis(crew.tools.settings.interval_ms);
     while !quiet.load(Ordering::Relaxed) {

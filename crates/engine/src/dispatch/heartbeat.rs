@@ -9,7 +9,8 @@ use uuid::Uuid;
 use super::Stop;
 use crate::store::Store;
 
-/// How often a heartbeat is written. Several fit into the time for which the store counts a worker as running.
+/// How often a heartbeat is written. Several heartbeats fit into the time for which the store counts a worker as
+/// running.
 const EVERY: Duration = Duration::from_secs(15);
 
 /// Writes heartbeats until a stop is requested, then removes the worker from the database.

@@ -100,7 +100,7 @@ struct Host {
     unwritten: Option<Arc<LocalClose>>,
     /// How often the breaker tripped since the last success. While it is above 0, one send is made at a time.
     trips: i32,
-    /// The failures in a row.
+    /// How many sends failed in a row.
     failures: u32,
     /// When each send in flight began, oldest first.
     under_way: VecDeque<Instant>,
@@ -334,7 +334,7 @@ fn admit(
         return if begun < room.one { Admission::Yes } else { Admission::Soon(SLOW) };
     };
     let under_way = host.under_way.len() + begun;
-    // One send probes a host whose breaker tripped. The others wait for its result.
+    // One send at a time probes a host whose breaker tripped. Other sends wait for its result.
     let room = if host.trips > 0 { SlotShares { one: 1, slow: 1, ..room } } else { room };
     if !host.is_slow(at) {
         host.put_off = 0;
@@ -428,7 +428,7 @@ impl Host {
             return Some(PutOff { wait: self.look_after(), code: Some(HOST_PAUSED) });
         }
         if let Some(unwritten) = &self.unwritten {
-            // The pause or hold was written just now and is not read by this process yet. A delivery that was claimed
+            // The pause or hold was written just now, and this process has not read it yet. A delivery that was claimed
             // before must not begin.
             let unread = || unwritten.is_closed().then_some(UNREAD_WAIT);
             if let Some(wait) = unwritten.time_left().or_else(unread) {

@@ -52,7 +52,7 @@ pub struct Lane {
     pub permits: Arc<LanePermits>,
     /// Closes the lane in this process, for example while a pause or hold cannot be written.
     pub local_close: Arc<LocalClose>,
-    /// Counts failures of the service in a row. The hosts of a lane that tells hosts apart have their own.
+    /// Counts failures of the service in a row. If the lane tells hosts apart, each host has its own counter instead.
     pub breaker: Arc<Breaker>,
     /// The recipients who got a message a moment ago, if the provider asks for time between two messages to one of them.
     pub recipients: Arc<RecipientPace>,
@@ -171,7 +171,7 @@ impl Lane {
     /// Returns how many deliveries could be started on the lane now. `None` if there is no free slot or no permit.
     fn want(&self, batch: i32) -> Option<Want> {
         let free = i32::try_from(self.slots.available_permits()).unwrap_or(batch);
-        // Sends that began before the breaker tripped may still be under way.
+        // A probe needs all slots free, because sends that began before the breaker tripped may still be in flight.
         let quota = if self.is_probed() { i32::from(free >= self.provider.concurrency) } else { free.min(batch) };
         (quota > 0 && (!self.is_limited() || self.permits.may_have_one()))
             .then_some(Want { lane: self.provider.id, quota })

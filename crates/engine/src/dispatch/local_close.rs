@@ -26,9 +26,9 @@ const READ: Duration = Duration::from_secs(1);
 pub enum CloseDemand {
     /// Pause the lane or host. Contains the reason.
     Pause(String),
-    /// Send nothing for this duration, counted from this moment.
+    /// Send nothing for the duration, which begins at the instant.
     Hold(Instant, Duration),
-    /// Send nothing for this duration, counted from this moment, because the breaker tripped.
+    /// Send nothing for the time `wait` from `since` on, because the breaker tripped.
     Trip { since: Instant, wait: Duration, trips: i32, why: String },
 }
 
@@ -191,11 +191,12 @@ impl LocalClose {
         self.open(written);
     }
 
-    /// Closes the lane or host in this process for as long as the demand lasts. A closing that ends later stays. Returns
-    /// the end of the previous one.
+    /// Closes the lane or host in this process for as long as the demand lasts. If it is already closed for longer, the
+    /// later end stays. Returns the previous end.
     pub fn close(&self, written: &CloseDemand) -> Option<Instant> {
         let closed_for = written.left().unwrap_or(HEARD);
-        // A host counts as closed once this process has read that from the database. Until then, this closes it.
+        // This process soon reads from the database that the host is closed. The local close bridges only the time
+        // until then.
         let closed_for = if self.host.is_some() { closed_for.min(HEARD) } else { closed_for };
         let closed_until = clock::monotonic().checked_add(closed_for);
         let mut state = self.lock();
@@ -205,8 +206,8 @@ impl LocalClose {
         before
     }
 
-    /// Ends a closing that was not written, because another process knows better. Until this process has read what that
-    /// one wrote, nothing begins.
+    /// Ends a close whose demand was not written, because another process changed the lane first. Sends still wait
+    /// until this process has read that change, and until `before`, the end of an earlier close.
     pub fn close_until_read(&self, before: Option<Instant>) {
         self.lock().closed_until = clock::monotonic().checked_add(READ).max(before);
     }

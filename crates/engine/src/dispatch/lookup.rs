@@ -52,7 +52,8 @@ pub fn of(delivery: &Delivery, note: &StoredNotification, table: &Table) -> Opti
     let (maker, content) = (note.maker(&delivery.facts), table.content.get(note.tenant));
     let lookup = model::lookup(note, content, (maker, pin_of(delivery, note, maker, content)))?;
     Some(match delivery.lost_since {
-        // A worker that did not know the templates yet may have sent the notification from its own row.
+        // A lost worker may have sent the notification from its own row before it knew newer templates, so those are
+        // left out.
         Some(lost) => lookup.without_late_templates(note, lost),
         None => lookup,
     })

@@ -9,7 +9,7 @@ use postcommit_channel::clock;
 
 use crate::db::{DbError, postgres};
 
-/// How often one duty may log that it fails.
+/// The shortest time between two log lines about failures of one duty.
 const PACE: Duration = Duration::from_secs(10);
 
 /// The log lines that the tasks of one dispatcher have written about the database.
@@ -29,7 +29,7 @@ impl OutageLog {
             self.may_log(what);
             return tracing::error!(
                 %problem,
-                "the database is lost; nothing is claimed or written until it is back, and this process keeps trying"
+                "the database cannot be reached; nothing is claimed or written until it answers, and this process keeps trying"
             );
         }
         if self.may_log(what) {
@@ -40,7 +40,7 @@ impl OutageLog {
     /// Logs that the database is back, if it was lost.
     pub fn worked(&self) {
         if self.is_lost.load(Ordering::Relaxed) && self.is_lost.swap(false, Ordering::Relaxed) {
-            tracing::info!("the database is back; deliveries continue");
+            tracing::info!("the database answers again; deliveries continue");
         }
     }
 

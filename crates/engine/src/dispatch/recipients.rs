@@ -1,15 +1,15 @@
-//! Keeps the time that a provider asks for between two messages to the same recipient. Each process counts its own
-//! sends.
+//! Enforces the interval that a provider asks for between two messages to the same recipient. Each process counts its
+//! own sends.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// So many recipients are remembered before those are forgotten whose next message may be sent.
+/// How many recipients are remembered. Beyond that, recipients whose interval is over are forgotten.
 const REMEMBERED: usize = 10_000;
-/// The most messages to one recipient that get a time of their own. Others come back together with the last one of
-/// these. A message that was put off may expire, be cancelled or be sent by another process, so times that are given
-/// further ahead would be lost for longer.
+/// The most waiting messages to one recipient that get different times. Further messages all get the next time. The
+/// number is limited because a waiting message may expire, be cancelled or be sent by another process, and its time is
+/// then lost.
 const AHEAD: u32 = 30;
 
 /// The recipients of a lane to whom a message was sent a moment ago.
@@ -19,7 +19,7 @@ pub struct RecipientPace(Mutex<HashMap<Box<str>, Turn>>);
 struct Turn {
     /// When the next message may be sent.
     next: Instant,
-    /// The first time after those that were given to messages which wait.
+    /// The first time that no waiting message was given.
     free: Instant,
 }
 
@@ -61,9 +61,9 @@ mod tests {
             [1.0, 2.0, 2.5].map(|s| Some(Duration::from_secs_f64(s)))
         );
         assert_eq!(take("b", 0.0), None);
-        // Those that waited come back one after another.
+        // The messages that waited come back one after another.
         assert_eq!([take("a", 1.0), take("a", 2.0), take("a", 3.0)], [None; 3]);
-        assert_eq!(take("a", 3.0), Some(SECOND), "nobody waits any more");
+        assert_eq!(take("a", 3.0), Some(SECOND), "no other message waits any more");
     }
 
     #[test]
@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(take(0), None);
         let waits: Vec<Duration> = (0..300).map(|_| take(0).unwrap()).collect();
         assert_eq!((waits[29], waits[30], waits[299]), (SECOND * 30, SECOND * 31, SECOND * 31));
-        // None of the 300 comes back.
+        // None of the 300 waiting messages comes back.
         assert_eq!([take(60), take(60), take(60)], [None, Some(SECOND), Some(SECOND * 2)]);
     }
 

@@ -28,7 +28,7 @@ impl DispatchSettings {
     /// Checks that each setting is within its range.
     ///
     /// # Errors
-    /// Names a setting that is out of range, and the allowed range.
+    /// The error names a setting that is out of range, and the allowed range.
     pub fn validate(&self) -> Result<(), String> {
         let in_range = |name: &str, value: i64, low: i64, high: i64| {
             if (low..=high).contains(&value) {

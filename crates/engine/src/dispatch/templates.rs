@@ -17,21 +17,21 @@ use super::links::Links;
 use crate::db::DbError;
 use crate::store::{Store, VersionKey};
 
-/// How many compiled versions are kept. The least recently used version is dropped first.
+/// How many compiled template versions are kept. The least recently used version is dropped first.
 const KEPT: usize = 1000;
-/// How many sources one query reads. A source has up to half a megabyte with its layout and partials.
+/// How many template sources one query reads. A source has up to half a megabyte with its layout and partials.
 const SOURCES: usize = 100;
 /// How long a thread compiles or renders for one batch before the next batch gets its turn.
 const TURN: Duration = Duration::from_millis(50);
 
-/// A version that was read: its compiled form, or the problem that prevented compiling it.
+/// A template version: its compiled form, or the problem that prevented compiling it.
 pub struct Version {
     compiled: Result<Compiled, Problem>,
     /// Whether the template has a part `to`.
     has_to: bool,
 }
 
-/// The versions that a batch needs. A version that does not exist has no entry.
+/// The template versions that a batch needs. A version that does not exist has no entry.
 pub type Versions = HashMap<VersionKey, Arc<Version>>;
 
 /// The cache of compiled versions, and the limit of threads that compile and render.

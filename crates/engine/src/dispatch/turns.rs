@@ -18,16 +18,16 @@ const RECENT: usize = 8;
 /// How many of the lanes that had work most recently are remembered. All of them are asked for while the search is
 /// slow.
 const REMEMBERED: usize = 64;
-/// How many index positions one piece of the search visits in each range: 2 ms where every lane has rows. With little
-/// room it visits fewer. Each found tenant then gets more than one row, which shows whether it has more.
+/// How many index positions one piece of the search visits in each range: 2 ms where every lane has rows. With few free
+/// slots it visits fewer, so that each found tenant can get more than one row, which shows whether it has more.
 const VISITS: i32 = 512;
 const LEAST_VISITS: i32 = 16;
 /// Under load, the next piece of the search follows a piece without a result after this time or this many claims.
 const PAUSE: Duration = Duration::from_millis(50);
 const CLAIMS: u32 = 4;
-/// A piece of the search that takes longer than this has walked over dead index entries. The search then pauses for
-/// `COST` times as long as the piece took. After a search in many pieces it pauses for `COST` times as long as all of
-/// them took. A pause lasts at most `LONGEST`.
+/// A piece of the search that takes longer than this has scanned dead index entries. The search then pauses for `COST`
+/// times as long as the piece took. After a search in many pieces it pauses for `COST` times as long as all of them
+/// took. A pause lasts at most `LONGEST`.
 const SLOW: Duration = Duration::from_millis(50);
 const COST: u32 = 4;
 const LONGEST: Duration = Duration::from_secs(5);

@@ -47,8 +47,8 @@ pub(in crate::store) const INSIDE: &str = "RECURSIVE inside (tenant, root, list)
       FROM inside g
       JOIN postcommit.list_member m ON m.tenant = ANY (ARRAY[g.tenant]) AND m.list = g.list AND m.kind = 'list')";
 
-/// Finds each member of each root once, at most `b` members per root. `b` is cast to int, because all parameters are
-/// strings.
+/// Finds each member of each requested list (`root`) once, at most `b` members per list. `b` is cast to int, because
+/// all parameters are strings.
 const MEMBERS: &str = "SELECT tenant, root, kind, member, channel
     FROM (SELECT tenant, root, kind, member, channel,
         row_number() OVER (PARTITION BY tenant, root ORDER BY kind, member, channel) AS place
@@ -102,7 +102,7 @@ impl Store {
         if lists.is_empty() {
             return Ok(HashMap::new());
         }
-        // One more member is read, to find out whether there are more.
+        // One member more than `most` is read, to find out whether the list is cut.
         let limit = (most + 1).to_string();
         let given = lists.iter().map(|(tenant, name)| (*tenant, name.as_str(), limit.as_str())).collect();
         let members = format!("WITH {INSIDE} {MEMBERS}");
@@ -145,8 +145,8 @@ impl Store {
         Ok(each.filter_map(|pair| Some((pair.0.clone(), reason(&pair)?))).collect())
     }
 
-    /// Runs statements that look up the same keys. In their text `{given}` is a table `g` with the columns `tenant`, `a`
-    /// and `b`.
+    /// Runs statements that look up the same keys. In their text `{given}` is a table `g` with the columns `tenant`,
+    /// `a` and `b`.
     async fn of_given<const N: usize>(
         &self,
         statements: [&str; N],

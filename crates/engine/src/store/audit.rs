@@ -89,7 +89,7 @@ pub(in crate::store) const COUNT_PARAMETERS_FROM: usize = 8;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AuditRow {
-    /// The number of the entry. Numbers grow.
+    /// The number of the entry. Newer entries have higher numbers.
     pub id: i64,
     /// The tenant in whose log the entry is.
     pub tenant: String,
@@ -125,7 +125,7 @@ pub struct AuditFilter {
     pub from: Option<Timestamp>,
     /// Only entries before this time.
     pub until: Option<Timestamp>,
-    /// Only entries with a smaller id. For the next page, give the last id of this page.
+    /// Only entries with a smaller id. For the next page, give the last id of the previous page.
     pub before: Option<i64>,
     /// The maximum number of rows to return.
     pub limit: i64,
@@ -135,9 +135,9 @@ const SELECT: &str = "SELECT a.id, t.name, a.at, a.actor, a.action, a.subject, a
     FROM postcommit.audit a JOIN postcommit.tenant t ON t.id = a.tenant";
 
 impl Store {
-    /// Returns the statement that writes an entry. Run it in the transaction of the change.
+    /// Returns the statement that writes an audit entry. Run the statement in the transaction of the change.
     pub(in crate::store) fn audit(&self, entry: AuditEntry) -> Statement {
-        // The SQL for the tenant of the log and for the default subject, and the parameter of both.
+        // The SQL for the entry's tenant, the SQL for its default subject, and the parameter `$1` of both.
         let (whose, about, of) = match entry.whose {
             Whose::Tenant(tenant) => ("$1", "(SELECT name FROM postcommit.tenant WHERE id = $1)", Value::from(tenant)),
             Whose::Named(name) => ("(SELECT id FROM postcommit.tenant WHERE name = $1)", "$1", name.into()),
@@ -171,12 +171,12 @@ impl Store {
         (sql, parameters)
     }
 
-    /// Writes an entry about a change that was made in other transactions, such as a bulk change in slices.
+    /// Writes an audit entry about a change that was made in other transactions, such as a bulk change in slices.
     pub async fn note(&self, entry: AuditEntry) -> Result<(), DbError> {
         self.db.execute(vec![self.audit(entry)]).await.map(drop)
     }
 
-    /// Runs one change, and writes its entry if the change changed a row. Returns whether it did.
+    /// Runs one change, and writes its audit entry if a row was changed. Returns whether a row was changed.
     pub(in crate::store) async fn change(
         &self,
         sql: &str,
@@ -186,8 +186,8 @@ impl Store {
         self.change_all(vec![(sql.to_owned(), parameters)], 0, entry).await
     }
 
-    /// Runs several statements and writes the entry. If the statement at index `deciding` changes no row, the rest is
-    /// skipped, as in [`crate::db::Db::execute_if`].
+    /// Runs several statements and writes an audit entry. If the statement at index `deciding` changes no row, the rest
+    /// is skipped, as in [`crate::db::Db::execute_if`].
     pub(in crate::store) async fn change_all(
         &self,
         mut statements: Vec<Statement>,
@@ -198,8 +198,8 @@ impl Store {
         self.db.execute_if(statements, deciding).await
     }
 
-    /// Returns the statement that writes one entry for each of many deliveries, so that the history of each delivery is
-    /// complete.
+    /// Returns the statement that writes one audit entry for each of many deliveries, so that the history of each
+    /// delivery is complete.
     pub(in crate::store) fn audit_each(&self, action: &'static str, keys: &[DeliveryKey]) -> Statement {
         let rows: Vec<Json> =
             keys.iter().map(|key| json!({"tenant": key.tenant, "id": key.id().to_string()})).collect();

@@ -25,12 +25,12 @@ impl Store {
         let token = Token::new();
         let entry = AuditEntry::new(provider.tenant, "provider.create_callback", provider.name.as_str());
         self.change(INSERT, new_token(provider, &token), entry).await?;
-        // A concurrent call may have created another one.
+        // A concurrent call may have stored another token first. The stored token is the valid one.
         Ok(self.current_token(provider).await?.unwrap_or_else(|| token.text()))
     }
 
-    /// Replaces the token of a provider's callback URL. The previous one is accepted for [`OLD_TOKEN_LASTS`], or no
-    /// longer with `now`.
+    /// Replaces the token of a provider's callback URL. The previous token is accepted for [`OLD_TOKEN_LASTS`]. With
+    /// `now` it is refused immediately.
     pub async fn rotate_callback_token(&self, provider: &Provider, now: bool) -> Result<Secret, DbError> {
         let (token, of) = (Token::new(), [Value::from(provider.tenant), provider.id.into()]);
         let lasts = if now { 0.0 } else { OLD_TOKEN_LASTS.as_secs_f64() };
@@ -51,7 +51,7 @@ impl Store {
         Ok(self.current_token(provider).await?.unwrap_or_else(|| token.text()))
     }
 
-    /// Finds the provider to which a callback with this token belongs. Works only on the store of all tenants.
+    /// Finds the provider to which a callback with this token belongs. Works only on a store handle for all tenants.
     pub async fn provider_of_callback(&self, token: &str) -> Result<Option<Provider>, DbError> {
         let Some(token) = Token::parse(token) else { return Ok(None) };
         let sql = "SELECT p.tenant, p.name
@@ -73,6 +73,6 @@ impl Store {
 }
 
 fn new_token(provider: &Provider, token: &Token) -> Vec<Value> {
-    // The secret is revealed here, because operators look the URL up again.
+    // The token is stored in readable form, because operators look up the callback URL again.
     vec![provider.tenant.into(), token.hash().into(), provider.id.into(), token.text().reveal().into()]
 }

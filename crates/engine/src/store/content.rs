@@ -1,4 +1,4 @@
-//! Reads templates for the dispatcher: the index of templates, as changes, and the sources of versions.
+//! Reads template data for the dispatcher: changes of the template index, and the sources of template versions.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,8 @@ use crate::store::unreadable::legible;
 /// A template's version: tenant, template and number.
 pub type VersionKey = (i32, String, i32);
 
-/// Changes of templates, event types and content settings. They are numbered together with the changes of providers.
+/// Changes of templates, event types and content settings. Their numbers come from the same counter as the changes of
+/// providers.
 #[derive(Debug, Clone, Default)]
 pub struct ContentChanges {
     /// Templates with their tenants, and whether each template is active.
@@ -28,7 +29,7 @@ pub struct ContentChanges {
 }
 
 impl Store {
-    /// Reads the changes since a version of the provider table. Without a version it reads everything.
+    /// Reads the content changes since a version of the provider table. Without a version it reads everything.
     pub async fn content_changes(&self, since: Option<i64>) -> Result<ContentChanges, DbError> {
         let since = vec![Value::Int(since.unwrap_or(-1))];
         let templates = "SELECT tenant, id, event_type, channel, audience, language, scope_type, scope_id, version,
@@ -36,7 +37,8 @@ impl Store {
             FROM postcommit.template
             WHERE changed > $1
             ORDER BY tenant, id";
-        // The other changes are few and share a statement. The first column distinguishes them.
+        // Changes of event types, settings and guarded tenants are few and share a statement. The first column gives
+        // the kind.
         let others = "SELECT 1, tenant, name, mandatory AND deleted_at IS NULL,
               CASE WHEN deleted_at IS NULL THEN quiet_hours END
             FROM postcommit.event_type
@@ -64,7 +66,7 @@ impl Store {
         Ok(changes)
     }
 
-    /// Reads versions of templates, all in one query. A version that does not exist is not in the result.
+    /// Reads the sources of template versions, all in one query. A version that does not exist is not in the result.
     pub async fn template_sources(&self, wanted: &[VersionKey]) -> Result<HashMap<VersionKey, Source>, DbError> {
         let given = match &self.db {
             Db::Postgres(_) => "jsonb_to_recordset($1::jsonb) AS g (tenant int, template text, version int)",

@@ -16,7 +16,7 @@ use crate::store::{AuditEntry, Store};
 
 /// How many waiting notifications are examined to count the notifications of an event type.
 pub const WAITING_EXAMINED: i64 = 10_000;
-/// How many template ids an audit entry lists.
+/// How many template ids an audit entry lists at most.
 const NAMED: usize = 100;
 
 /// The content settings of a tenant.
@@ -32,7 +32,7 @@ pub struct ContentSettings {
     pub missing: Missing,
     /// Values that templates read as `brand.name`.
     pub brand: Json,
-    /// Counts changes. 0 means that nothing was ever set.
+    /// The number of changes so far. 0 means that no setting was ever changed.
     pub revision: i32,
     /// When the settings were last changed.
     pub updated_at: Option<Timestamp>,
@@ -52,7 +52,7 @@ impl Default for ContentSettings {
     }
 }
 
-/// The sources of a version. The version is saved only if they are still unchanged.
+/// The layouts and settings from which a template version is made. The version is saved only if they are unchanged.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct MadeFrom {
     /// The names of the layouts and partials that were looked up, each with its revision, or `None` if the tenant does
@@ -66,11 +66,11 @@ pub struct MadeFrom {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Waiting {
     pub count: i64,
-    /// Whether all waiting notifications were examined. If not, there may be more.
+    /// Whether all waiting notifications were examined. If not, `count` may be too low.
     pub is_exact: bool,
 }
 
-/// The columns of a version that determine the rendering, in the order of the table.
+/// The columns of a new template version, in the order of the table.
 pub(in crate::store) const VERSION_COLUMNS: &str = "tenant, template, version, recipient, subject, text, html, data,
     layout, parts, brand, missing, date_format, time_zone, created_at, created_by, note";
 
@@ -174,8 +174,8 @@ impl Store {
         format!("({})", conditions.join(" OR "))
     }
 
-    /// Returns the condition that version `v` may read brand values. Each database has its own function to search a
-    /// string.
+    /// Returns the SQL condition that template version `v` may read brand values. Each database has its own function to
+    /// search a string.
     fn mentions_brand(&self) -> &'static str {
         match self.db.kind() {
             "postgres" => {
@@ -213,7 +213,7 @@ impl Store {
         Ok(Waiting { count: row.get(1)?, is_exact: row.get::<i64>(0)? <= WAITING_EXAMINED })
     }
 
-    /// Returns the condition that a column has one of these strings.
+    /// Returns the SQL condition that a column has one of these strings.
     pub(in crate::store) fn among(&self, column: &str, texts: &[String], parameters: &mut SqlParameters) -> String {
         let texts = parameters.add(Value::Texts(texts.to_vec()));
         match self.db.kind() {
@@ -222,7 +222,7 @@ impl Store {
         }
     }
 
-    /// Returns the condition that layouts and settings are unchanged since they were read. The tenant is parameter
+    /// Returns the SQL condition that layouts and settings are unchanged since they were read. The tenant is parameter
     /// `$1`.
     pub(in crate::store) fn is_as_read(&self, from: &MadeFrom, parameters: &mut SqlParameters) -> String {
         let names: Vec<String> = from.layouts.iter().map(|(name, _)| name.clone()).collect();
@@ -246,9 +246,10 @@ impl Store {
         mut statements: Vec<Statement>,
         entry: AuditEntry,
     ) -> Result<bool, DbError> {
-        // Changes of content are numbered together with changes of providers, so both wait for the same turn.
+        // Changes of content and of providers take their numbers from the same counter, so both wait for the same
+        // permit ([`turn`]).
         let _turn = turn().await?;
-        // On SQLite no lock is needed, because it has only one writer.
+        // On PostgreSQL a lock makes the changes run one after another. SQLite has only one writer and needs no lock.
         let mut deciding = 0;
         if self.db.kind() == "postgres" {
             let one_by_one = "SELECT pg_advisory_xact_lock(hashtext('postcommit.template'), $1)";
@@ -271,7 +272,7 @@ pub(in crate::store) const USE_NEWEST: &str = "UPDATE postcommit.template AS t
         FROM postcommit.template_version v
         WHERE v.tenant = t.tenant AND v.template = t.id AND v.version = t.version + 1)";
 
-/// Returns the ids that an audit entry lists.
+/// Returns the number of templates, and the first ids, for an audit entry.
 pub(in crate::store) fn named(ids: &[String]) -> Json {
     json!({"count": ids.len(), "ids": ids.iter().take(NAMED).collect::<Vec<_>>()})
 }

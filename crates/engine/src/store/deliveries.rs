@@ -53,7 +53,7 @@ pub struct DeliveryRow {
     /// What an unfinished delivery waits for, in words: its due time, the end of its user's quiet hours, its provider,
     /// which is paused, or a process that delivers. `null` when it is finished.
     pub waits_for: Option<String>,
-    /// The end of its user's quiet hours, in words, if it is due when they end.
+    /// The end of the user's quiet hours, in words, if the delivery is due at that end.
     #[serde(skip)]
     pub(in crate::store) quiet_until: Option<String>,
     /// Code of the last error.
@@ -62,7 +62,7 @@ pub struct DeliveryRow {
     pub error_class: Option<String>,
     /// The text of the last error.
     pub last_error: Option<String>,
-    /// What its template warned of in the last attempt, such as placeholders without a value, if the attempt had no
+    /// The warning of the template in the last attempt, such as placeholders without a value, if the attempt had no
     /// error.
     pub warning: Option<String>,
     /// The provider's id of the message.
@@ -119,7 +119,7 @@ pub struct AttemptRow {
     pub code: Option<String>,
     /// The class of the error. The classes are the same for all providers.
     pub error_class: Option<String>,
-    /// The text of the error, and what the template warned of: `warning: …`. Without a code it is only the warning.
+    /// The text of the error, and the warning of the template: `warning: …`. Without a code only the warning.
     pub detail: Option<String>,
     /// How long the attempt took.
     pub latency_ms: i32,
@@ -199,7 +199,7 @@ pub struct DeliveryFilter {
     /// Whether to list only deliveries that a driver for development recorded instead of sending them.
     #[serde(skip)]
     pub captured: bool,
-    /// Whether the rows include the full address in addition to the masked one.
+    /// Whether the rows include the full address in addition to the masked address.
     #[serde(skip)]
     pub full: bool,
     /// The position where the previous page ended.
@@ -214,7 +214,8 @@ impl DeliveryFilter {
     /// Returns the filter for all deliveries of one notification.
     #[must_use]
     pub fn of_notification(id: Uuid) -> Self {
-        // The limit exceeds the number of recipients that a notification may have, even with a few addresses each.
+        // The limit allows 1,000 recipients, the most in a notification, with ten addresses each. Deliveries beyond it,
+        // which only a large list can have, are left out.
         Self { notification_id: Some(id), limit: 10_000, ..Self::default() }
     }
 }
@@ -266,7 +267,8 @@ impl Store {
         Ok(rows.pop())
     }
 
-    /// Returns the key of a delivery, live or finished. With a tenant, only if that tenant owns it.
+    /// Returns the key of a delivery, live or finished. With a tenant, it returns the key only if that tenant owns the
+    /// delivery.
     pub async fn delivery_key(&self, tenant: Option<i32>, id: DeliveryId) -> Result<Option<DeliveryKey>, DbError> {
         let Some(tenant) = self.owner(tenant, id.notification).await? else { return Ok(None) };
         let key = DeliveryKey { tenant, notification: id.notification, n: id.n };
@@ -299,7 +301,8 @@ impl Store {
         Ok(attempts)
     }
 
-    /// Reads the provider and the milliseconds of a tenant's newest attempts, those of the newest notification first.
+    /// Reads the provider and the latency in milliseconds of a tenant's newest attempts, ordered from the newest
+    /// notification on.
     pub async fn newest_latencies(&self, tenant: i32, limit: i64) -> Result<Vec<(String, i32)>, DbError> {
         let sql = "SELECT provider, latency_ms
              FROM postcommit.attempt
@@ -339,7 +342,7 @@ impl Store {
     }
 
     /// Reads attempts that began after `since`, in order of time. Only notifications with an id of at least `oldest`
-    /// are read. A caller uses it to follow new attempts.
+    /// are read. Used to follow new attempts.
     pub async fn attempts_since(&self, since: Timestamp, oldest: Uuid, limit: i64) -> Result<Vec<AttemptRow>, DbError> {
         let sql = "SELECT notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref,
               excerpt, error_class, captured
@@ -358,7 +361,7 @@ impl Store {
 #[must_use]
 pub fn masked(target: &str) -> String {
     if let Some((scheme, rest)) = target.split_once("://") {
-        // The URL may be a part of JSON, as in the subscription of a browser, behind confidential parts.
+        // The URL may be inside JSON, as in a browser's push subscription, and the text before the URL is confidential.
         let scheme = scheme.rsplit(['"', '{', ' ']).next().unwrap_or("");
         let authority = rest.split(['/', '?', '#', '\\', '"']).next().unwrap_or("");
         return format!("{scheme}://{}/…", authority.rsplit('@').next().unwrap_or(""));
@@ -428,7 +431,8 @@ fn quiet_until(context: Option<&str>, (next, expires_at): (Timestamp, Timestamp)
     let window = QuietWindow::of(context)?;
     let end = window.end(Timestamp::from_micros(next.as_micros() - 1))?;
     let local = window.local(end).map(|local| format!(" ({local})")).unwrap_or_default();
-    let expiry = if expires_at < end { format!("; it expires before, at {expires_at}") } else { String::new() };
+    let expiry =
+        if expires_at < end { format!("; the delivery expires before that, at {expires_at}") } else { String::new() };
     Some(format!("the end of its user's quiet hours, {end}{local}{expiry}"))
 }
 

@@ -97,14 +97,15 @@ impl Provenance {
             instance: owned("instance"),
             script: owned("script"),
             rule: owned("rule"),
-            // An application may have written any value with plain SQL. A value that is not a time is ignored.
+            // The value may be anything, because applications can write the source with plain SQL. A value that is not
+            // a time is ignored.
             enqueued_at: text("enqueued_at").and_then(|at| at.parse().ok()),
             received_at: Some(note.created_at),
         }
     }
 }
 
-/// How many deliveries of a notification are counted, of each part.
+/// How many deliveries of a notification are counted at most in each group: waiting, parked, and otherwise ended.
 pub const COUNTED: i64 = 10_000;
 
 /// The number of a notification's deliveries by state.
@@ -112,25 +113,25 @@ pub const COUNTED: i64 = 10_000;
 pub struct StateCounts(BTreeMap<String, i64>);
 
 impl StateCounts {
-    /// The number of deliveries in these states.
+    /// Returns the number of deliveries in these states.
     #[must_use]
     pub fn of(&self, states: &[&str]) -> i64 {
         states.iter().filter_map(|state| self.0.get(*state)).sum()
     }
 
-    /// The number of all deliveries.
+    /// Returns the number of all deliveries.
     #[must_use]
     pub fn total(&self) -> i64 {
         self.0.values().sum()
     }
 
-    /// The state of all deliveries, if they agree.
+    /// Returns the state that all deliveries have in common, or `None` if their states differ.
     #[must_use]
     pub fn only(&self) -> Option<&str> {
         Some(self.0.keys().next()?.as_str()).filter(|_| self.0.len() == 1)
     }
 
-    /// Whether all deliveries were counted. If `false`, the numbers are lower bounds.
+    /// Returns whether all deliveries were counted. If not, the numbers are lower bounds.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         let live = self.of(&["pending", "sending", "retrying"]);
@@ -193,8 +194,8 @@ impl Store {
         }))
     }
 
-    /// Counts the deliveries of a notification by state, or only those on one channel. The deliveries that wait, that are
-    /// parked and that ended otherwise are each counted up to [`COUNTED`].
+    /// Counts the deliveries of a notification by state, or only those on one channel. The deliveries that wait, that
+    /// are parked and that ended otherwise are each counted up to [`COUNTED`].
     pub async fn delivery_states(&self, tenant: i32, id: Uuid, channel: Option<&str>) -> Result<StateCounts, DbError> {
         let mut parameters = vec![tenant.into(), id.into(), COUNTED.into()];
         let mut which = "q.tenant = $1 AND q.notification_id = $2".to_owned();

@@ -28,15 +28,17 @@ pub struct DigestItem {
 }
 
 impl Store {
-    /// Reads the items of digests in the order in which their notifications were enqueued, all in one query. None is added
-    /// any more when the digest's own notification is expanded. A digest without items is not in the result.
+    /// Reads the items of digests in the order in which their notifications were enqueued, all in one query. Once the
+    /// digest's own notification is being expanded, no more items are added. A digest without items is not in the
+    /// result.
     pub async fn digest_items(&self, digests: &[DigestKey]) -> Result<HashMap<Uuid, Vec<DigestItem>>, DbError> {
         let mut items: HashMap<Uuid, Vec<DigestItem>> = HashMap::new();
         if digests.is_empty() {
             return Ok(items);
         }
         let given = self.rows_given(1, &[("tenant", "int"), ("id", "uuid")]);
-        // On PostgreSQL ids are in the order of enqueueing, also within a millisecond. On SQLite the rows are numbered.
+        // On PostgreSQL ids are in the order of enqueueing, also within a millisecond. On SQLite the column `seq` has
+        // that order.
         let order = if self.db.kind() == "postgres" { "n.id" } else { "n.seq" };
         let sql = format!(
             "SELECT i.digest_id, i.notification_id, i.n, n.expires_at, n.payload
@@ -57,11 +59,11 @@ impl Store {
         Ok(items)
     }
 
-    /// Removes items that have expired from a digest that is leased, and ends their deliveries as expired. Returns false if
-    /// the lease is lost. Then nothing was changed.
+    /// Removes items that have expired from a digest that is leased, and ends their deliveries as expired. Returns
+    /// false, and changes nothing, if the lease is lost.
     pub async fn expire_items(&self, lease: Lease, expired: &[DigestItem]) -> Result<bool, DbError> {
         let DeliveryKey { tenant, notification: digest, n } = lease.key;
-        // The write locks the row until the commit.
+        // This write locks the digest's queue row until the commit, so that the lease cannot be lost in between.
         let is_leased = "UPDATE postcommit.delivery_queue SET lease_token = lease_token
             WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND lease_token = $4";
         let given = self.rows_given(2, &[("notification_id", "uuid"), ("n", "int")]);
@@ -80,7 +82,7 @@ impl Store {
         let keys: Vec<_> =
             expired.iter().map(|item| json!({"notification_id": item.notification, "n": item.n})).collect();
         let keys = Value::from(json!(keys));
-        let detail = format!("it expired before its digest {digest} was sent");
+        let detail = format!("the event expired before its digest {digest} was sent");
         let statements = vec![
             (is_leased.to_owned(), vec![tenant.into(), digest.into(), n.into(), lease.token.into()]),
             (end, vec![tenant.into(), keys.clone(), detail.into()]),
@@ -89,14 +91,15 @@ impl Store {
         self.db.execute_if(statements, 0).await
     }
 
-    /// Forgets the periods of throttles that are over, and the keys of digests that are closed. Returns how many.
+    /// Deletes the periods of throttles that are over, and the keys of closed digests. Returns the number of deleted
+    /// rows.
     pub async fn forget_pacing_once(&self) -> Result<u64, DbError> {
         let closed = "NOT EXISTS (SELECT 1 FROM postcommit.delivery_queue q
             WHERE q.tenant = d.tenant AND q.notification_id = d.notification_id AND q.n = 0)";
         let statements = vec![
             ("DELETE FROM postcommit.throttle WHERE until < {now}".to_owned(), vec![]),
-            // The mark locks the rows. The next statement sees all earlier commits, so a digest that was opened in
-            // between is kept.
+            // The UPDATE marks and locks the keys of closed digests. The DELETE sees all earlier commits, so the key of
+            // a digest that was opened in between is kept.
             (format!("UPDATE postcommit.digest AS d SET bytes = -1 WHERE {closed}"), vec![]),
             (format!("DELETE FROM postcommit.digest AS d WHERE d.bytes = -1 AND {closed}"), vec![]),
         ];

@@ -11,9 +11,9 @@ use crate::store::{Opener, Store};
 /// The prefix of a worker's name in the duty table. The worker's id follows it.
 pub(in crate::store) const WORKER: &str = "worker:";
 pub(in crate::store) const PASS: &str = "pass";
-/// The name under which the time of the pass before the last one is kept.
+/// The name in the duty table for the time of the pass (`dispatch --once`) before the last one.
 pub(in crate::store) const EARLIER_PASS: &str = "earlier_pass";
-/// The name of the duty that a running pass holds.
+/// The name of the duty that a running pass holds, so that only one pass runs.
 const PASSING: &str = "passing";
 /// A pass whose last heartbeat is older than this counts as ended.
 const PASSING_FOR: Duration = Duration::from_secs(30);
@@ -56,8 +56,9 @@ impl Store {
         self.give_back_duty(&format!("{WORKER}{worker}")).await
     }
 
-    /// Records that a pass begins. If cron runs the passes, there is no worker with a heartbeat. The time of the
-    /// previous pass is kept, because it distinguishes cron from a single pass by hand.
+    /// Records that a pass begins. Where cron runs passes and no worker has a heartbeat, this time shows that
+    /// deliveries are sent. The time of the previous pass is kept too, because it distinguishes cron from a single pass
+    /// by hand.
     pub async fn note_pass(&self) -> Result<(), DbError> {
         let earlier = "INSERT INTO postcommit.duty (name, ran_at)
             SELECT $1, ran_at FROM postcommit.duty WHERE name = $2
@@ -66,8 +67,8 @@ impl Store {
         self.db.execute(vec![earlier, (NOTE_DUTY.to_owned(), vec![PASS.into()])]).await.map(drop)
     }
 
-    /// Begins a pass and returns true, unless a pass is running in any process. If the process of a pass was killed, it
-    /// blocks others for 30 seconds.
+    /// Begins a pass and returns true, unless a pass is running in any process. A pass whose process was killed blocks
+    /// other passes for 30 seconds.
     pub async fn begin_pass(&self) -> Result<bool, DbError> {
         self.take_duty(PASSING, PASSING_FOR).await
     }
@@ -113,8 +114,8 @@ impl Store {
     }
 
     /// Moves deliveries in lanes that no longer exist to their tenant's lane, so that they are routed again. Returns
-    /// the number of moved deliveries. The lanes in use are read from one entry of the index each, so that it is cheap
-    /// in a long queue.
+    /// the number of moved deliveries. For each lane in use, only one index entry is read, so this is cheap even with a
+    /// long queue.
     pub async fn reroute_strays_once(&self) -> Result<u64, DbError> {
         // If a lease ran out in a deleted lane, the outcome of its attempt is unknown.
         let sql = "UPDATE postcommit.delivery_queue
@@ -133,7 +134,7 @@ impl Store {
         self.db.execute_one(sql, vec![]).await
     }
 
-    /// Counts all outcomes that arrived after their lease was lost.
+    /// Counts all outcomes that arrived after the lease of their delivery was lost.
     pub async fn stale_settles(&self) -> Result<i64, DbError> {
         let rows = self.db.query("SELECT count(*) FROM postcommit.stale_settle", vec![]).await?;
         rows.first().map_or(Ok(0), |row| row.get(0))

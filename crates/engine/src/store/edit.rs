@@ -5,10 +5,10 @@ use postcommit::check;
 use crate::db::DbError;
 use crate::store::Store;
 
-/// How often a change is tried if concurrent changes interfere.
+/// How often a change is tried if concurrent changes prevent it.
 pub const TRIES: usize = 64;
 
-/// The reason why an object was not created, changed or deleted. Nothing was written.
+/// The reason why a user, list, suppression or event type was not created, changed or deleted. Nothing was written.
 #[derive(Debug, thiserror::Error)]
 pub enum EditError {
     /// A field is wrong. The text is the field's name and the problem.
@@ -28,7 +28,7 @@ pub enum EditError {
         /// The name or id of the object.
         name: String,
     },
-    /// The change was made for another revision than the object has now.
+    /// The request names another revision than the object has now.
     #[error(
         "{what} {name:?} has revision {found} by now, not {asked}; read it again, and send the change for that revision"
     )]
@@ -42,7 +42,7 @@ pub enum EditError {
         /// The current revision of the object.
         found: i32,
     },
-    /// Every try met a concurrent change.
+    /// Each of the [`TRIES`] tries was prevented by a concurrent change.
     #[error("others changed {what} {name:?} {TRIES} times during this change; nothing was written, try again")]
     Overtaken {
         /// The kind of the object, e.g. `user`.
@@ -57,7 +57,7 @@ pub enum EditError {
     Database(#[from] DbError),
 }
 
-/// An object of an [`EditError`]: the noun, and the name or id.
+/// The object that an [`EditError`] is about: its kind, e.g. `user`, and its name or id.
 pub(in crate::store) struct Subject<'a>(pub(in crate::store) &'static str, pub(in crate::store) &'a str);
 
 impl Subject<'_> {
@@ -73,7 +73,7 @@ impl Subject<'_> {
         EditError::Overtaken { what: self.0, name: self.1.to_owned() }
     }
 
-    /// Fails if the change was made for another revision than `found`.
+    /// Fails if the request asked for a revision other than `found`, the current one.
     pub(in crate::store) fn is_still(&self, asked: Option<i32>, found: i32) -> Result<(), EditError> {
         match asked.filter(|asked| *asked != found) {
             Some(asked) => Err(EditError::Outdated { what: self.0, name: self.1.to_owned(), asked, found }),
@@ -82,7 +82,7 @@ impl Subject<'_> {
     }
 }
 
-/// Puts the field's name before the problem.
+/// Adds the field's name to the text of a failed check.
 pub(in crate::store) fn field(name: &str, checked: Result<(), String>) -> Result<(), EditError> {
     checked.map_err(|problem| EditError::Refused(format!("{name}: {problem}")))
 }

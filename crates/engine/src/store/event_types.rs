@@ -136,8 +136,8 @@ const SELECT: &str =
     FROM postcommit.event_type e
     JOIN postcommit.tenant t ON t.id = e.tenant
     WHERE e.deleted_at IS NULL";
-/// Declares an event type, also one that was deleted. A deleted event type stays as a row, so that dispatchers read its
-/// deletion.
+/// Declares an event type, or a deleted event type again. The row of a deleted event type is kept, so that dispatchers
+/// read the deletion as a change.
 const DECLARE: &str =
     "INSERT INTO postcommit.event_type AS known (tenant, name, description, sample, placeholders, mandatory,
       quiet_hours, created_at, updated_at)
@@ -153,7 +153,7 @@ const UPDATE: &str = "UPDATE postcommit.event_type
     WHERE tenant = $1 AND name = $2 AND deleted_at IS NULL AND revision = $8";
 
 impl Store {
-    /// Declares an event type.
+    /// Declares an event type. Fails if it is declared already.
     pub async fn create_event_type(
         &self,
         tenant: i32,
@@ -218,7 +218,7 @@ impl Store {
         self.db.query(&sql, vec![tenant.into(), name.into()]).await?.first().map(listed).transpose()
     }
 
-    /// Returns the mandatory event types among the given ones. Each has its tenant.
+    /// Returns the mandatory event types among the given pairs of tenant and event type.
     pub async fn mandatory_among(&self, names: &BTreeSet<(i32, String)>) -> Result<HashSet<(i32, String)>, DbError> {
         let given = match self.db.kind() {
             "postgres" => "jsonb_to_recordset($1::jsonb) AS g (tenant int, name text)",

@@ -32,7 +32,7 @@ pub struct QueueHealth {
     pub waiting: i64,
     /// The number of parked deliveries.
     pub parked: i64,
-    /// The number of seconds for which the oldest due row has been due. 0 if none is due.
+    /// The number of seconds for which the oldest due row has been due. 0 if no row is due.
     pub oldest_due_s: i64,
     /// How many outcomes arrived after their lease was lost, counted since the installation.
     pub stale_settles: i64,
@@ -41,9 +41,9 @@ pub struct QueueHealth {
 /// Idempotency keys that were used again with other content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyConflicts {
-    /// How often a key was used again with other content.
+    /// How often an idempotency key was used again with other content.
     pub count: i64,
-    /// The notification that has the key of the latest conflict.
+    /// The notification that has the idempotency key of the latest conflict.
     pub notification: Uuid,
     /// The event type of the refused enqueue.
     pub event_type: String,
@@ -52,9 +52,9 @@ pub struct KeyConflicts {
 /// Values that metrics report in addition to the KPIs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Standing {
-    /// The time for which the oldest due row in an open lane has been due. Zero if none is due.
+    /// The time for which the oldest due row in an open lane has been due. Zero if no row is due.
     pub oldest_due: Duration,
-    /// How often a key was used again with other content, counted since the installation.
+    /// How often an idempotency key was used again with other content, counted since the installation.
     pub key_conflicts: i64,
 }
 
@@ -139,7 +139,7 @@ impl Store {
         Ok(!self.db.query(&sql, vec![]).await?.is_empty())
     }
 
-    /// Counts the deliveries that are parked as `config`, by lane. A resume does not retry them.
+    /// Counts the deliveries that are parked as `config`, by lane. Resuming the lane does not retry these deliveries.
     pub async fn parked_as_config(&self) -> Result<BTreeMap<i32, i64>, DbError> {
         let sql = "SELECT lane, count(*) FROM postcommit.delivery_ledger
             WHERE state = 'parked' AND reason = 'config' AND lane IS NOT NULL
@@ -176,7 +176,7 @@ impl Store {
         };
         Ok(Standing {
             oldest_due: self.oldest_due().await?.map_or(Duration::ZERO, |at| now.since(at)),
-            // Rows are never deleted, so the highest id is the count.
+            // Rows of `key_conflict` are never deleted, so the highest id is their number.
             key_conflicts: count("SELECT CAST(coalesce(max(id), 0) AS BIGINT) FROM postcommit.key_conflict").await?,
         })
     }

@@ -1,5 +1,5 @@
-//! Deliveries that wait because their receiver asked us to wait. When an operator opens the lane or the host before
-//! that time, these deliveries become due as well.
+//! Deliveries that wait because their receiver asked Postcommit to wait. When an operator opens the lane or the host
+//! earlier, these deliveries become due as well.
 
 use std::time::Duration;
 
@@ -9,17 +9,17 @@ use postcommit_channel::model::{DeliveryKey, ErrorClass};
 use crate::db::{DbError, Row};
 use crate::store::Store;
 
-/// How many rows of the lane are examined per priority at most, from the end of the hold backwards. The deliveries that
-/// met the hold are at its end, so scheduled deliveries before them do not matter.
+/// How many rows of a lane are examined at most for each priority, from the end of the hold backwards. Deliveries that
+/// were deferred by the hold are due at its end, so deliveries scheduled for earlier times do not crowd them out.
 const EXAMINED: i64 = 1000;
 /// The largest difference between the due time of a delivery and the end of the hold. Both come from the same answer,
 /// but are not computed at the same moment.
 const SLACK: Duration = Duration::from_secs(5);
 
 impl Store {
-    /// Returns until when the host asked us to wait, or without a host, until when the lane or any of its hosts did.
-    /// `None` if none did. A breaker's hold does not count: no delivery waits because of it, apart from those that
-    /// were not claimed.
+    /// Returns the time until which the host asked Postcommit to wait. Without a host, returns the latest such time of
+    /// the lane and its hosts. `None` if there is no such time. The hold of a tripped breaker does not count: it stops
+    /// claims, but it postpones no delivery.
     pub(in crate::store) async fn held_until(
         &self,
         lane: i32,
@@ -36,8 +36,8 @@ impl Store {
         rows.first().map_or(Ok(None), |row| row.get(0))
     }
 
-    /// Makes deliveries of the lane due that wait for a hold that ends at `until` or earlier. With a host, this applies
-    /// only to deliveries to that host. Other deliveries keep their due times.
+    /// Makes those deliveries of the lane due that wait for a hold that ends at `until` or earlier. With a host, only
+    /// deliveries to that host become due. Other deliveries keep their due times.
     pub(in crate::store) async fn bring_held_forward(
         &self,
         lane: i32,

@@ -1,5 +1,5 @@
-//! Made-up history: finished deliveries in bulk, as the engine would have left them, for demonstrations and measurements.
-//! The same description makes the same rows.
+//! Generated history: many finished deliveries, as the engine would have left them, for demonstrations and
+//! measurements. The same [`History`] always gives the same rows.
 
 use postcommit::Timestamp;
 
@@ -8,16 +8,16 @@ use crate::store::Store;
 
 /// How far the history goes back.
 pub const HISTORY_DAYS: u64 = 28;
-/// How many rows a part has at most.
+/// How many rows a part of a history has at most.
 const PART_ROWS: u64 = 10_000;
 const HOUR: i64 = 3_600_000_000;
 const MINUTE: i64 = 60_000_000;
-/// Roll-ups by minute are kept for this long at least. Older rows are counted by hour.
+/// Roll-ups by minute are kept at least this long. Older rows of a generated history are counted by hour.
 const MINUTES_KEPT: i64 = 48 * HOUR;
-/// How busy each hour of a day (UTC) is beside the others.
+/// The relative load of each hour of the day (UTC).
 const BUSY: [u64; 24] = [2, 1, 1, 1, 1, 2, 4, 7, 10, 12, 12, 11, 10, 10, 11, 12, 12, 11, 10, 9, 8, 6, 4, 3];
 
-/// Deliveries of one kind: over which lane they went, and to whom.
+/// One kind of generated deliveries: their lane, their event type and their recipients.
 #[derive(Debug, Clone)]
 pub struct HistoryKind {
     pub tenant: i32,
@@ -28,13 +28,13 @@ pub struct HistoryKind {
     pub event_type: String,
     /// The kind of the recipients: `email`, `phone`, `slack` or `webhook`.
     pub recipient: String,
-    /// An address is the first text, a number and the second text.
+    /// The beginning and the end of each generated address. A number comes between them.
     pub address: (String, String),
-    /// The site of every row. `None`: one of the sites of the history.
+    /// The site of every row. With `None` each row gets one of the sites of the history.
     pub site: Option<String>,
 }
 
-/// The history to make up.
+/// The history to generate.
 #[derive(Debug, Clone)]
 pub struct History {
     pub rows: u64,
@@ -48,7 +48,7 @@ pub struct History {
 /// A part of a history: rows of one hour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HistoryPart {
-    /// The number of its first row.
+    /// The number of the part's first row.
     pub from: u64,
     pub rows: u64,
     begins: i64,
@@ -57,7 +57,7 @@ pub struct HistoryPart {
 }
 
 impl History {
-    /// The parts, oldest first. Together they have exactly the rows of the history.
+    /// Returns the parts, oldest first. Together they have exactly the rows of the history.
     #[must_use]
     pub fn parts(&self) -> Vec<HistoryPart> {
         let until = self.until.as_micros();
@@ -141,8 +141,8 @@ impl History {
         .collect()
     }
 
-    /// The common table expression `rows`. Everything about a row follows from its number: `x` and `y` are scrambled
-    /// forms of it.
+    /// Returns the common table expression `rows`. All values of a row follow from its number: `x` and `y` are
+    /// pseudo-random numbers computed from it.
     fn rows_of(&self, is_postgres: bool) -> String {
         let mut place = 5;
         let mut next = |as_type: &str| {
@@ -223,8 +223,8 @@ impl History {
 }
 
 impl Store {
-    /// Prepares the database for a made-up history. On PostgreSQL this creates the monthly partitions for its rows, where
-    /// they do not exist. On SQLite it does nothing.
+    /// Prepares the database for a generated history. On PostgreSQL this creates the monthly partitions for its rows,
+    /// where they do not exist. On SQLite it does nothing.
     pub async fn begin_history(&self, history: &History) -> Result<(), DbError> {
         let Db::Postgres(_) = &self.db else { return Ok(()) };
         let first =
@@ -247,8 +247,8 @@ impl Store {
         self.db.execute(tables).await.map(drop)
     }
 
-    /// Writes parts of a history, and their counts, in one transaction. Call [`Store::fold_rollups_once`] now and then,
-    /// and at the end.
+    /// Writes parts of a history, and their roll-up counts, in one transaction. Call [`Store::fold_rollups_once`] from
+    /// time to time and at the end.
     pub async fn write_history(&self, history: &History, parts: &[HistoryPart]) -> Result<(), DbError> {
         let is_postgres = self.db.kind() == "postgres";
         let statements = parts.iter().flat_map(|part| history.statements(*part, is_postgres)).collect();

@@ -1,5 +1,5 @@
-//! The hosts of lanes that send to many receivers. A host that asked us to wait is held, and a host that refuses the
-//! provider's account is paused. The lane's other hosts are not affected (docs/decisions/0028).
+//! The hosts of lanes that send to many receivers. A host that asked Postcommit to wait is held, and a host that
+//! refuses the provider's account is paused. The lane's other hosts are not affected (docs/decisions/0028).
 
 use std::time::Duration;
 
@@ -14,21 +14,23 @@ use crate::store::unreadable::legible;
 use crate::store::{AuditEntry, Store};
 
 /// How many hosts of one lane can be closed, which means held or paused. Beyond this limit, a host's response affects
-/// only its own delivery.
+/// only the delivery that received it.
 pub const MAX_CLOSED_HOSTS: i64 = 1000;
 
-/// The code of a delivery that waits for a held host. Its detail is [`waits_for`], so that the delivery is found when
-/// the host is opened.
+/// The code of a delivery that waits for a held host. The detail of the delivery is [`waits_for`], by which the
+/// delivery is found when the host is opened.
 pub const HOST_HELD: &str = "host_held";
-/// The code of a delivery that waits for a paused host. Its detail is [`waits_for`] as well.
+/// The code of a delivery that waits for a paused host. The detail of the delivery is [`waits_for`].
 pub const HOST_PAUSED: &str = "host_paused";
 
-/// How many deliveries one statement makes due at most. On SQLite the application waits for each statement.
+/// How many deliveries one statement makes due at most. On SQLite the application's writes wait while the statement
+/// runs.
 const FORWARD: i64 = 2000;
-/// How many such statements one resume runs at most. The remaining deliveries become due by themselves within the hour.
+/// How many statements of [`FORWARD`] deliveries one resume of a host runs at most. The remaining deliveries become due
+/// by themselves within an hour.
 const FORWARDS: usize = 500;
-/// How long the row of an opened host is kept, so that processes can read that it is open. Every process reads all rows
-/// again more often than that.
+/// How long the row of an opened host is kept, so that every process reads that the host is open. Every process reads
+/// all rows at shorter intervals.
 const KEPT: Duration = Duration::from_secs(3600);
 
 /// The condition that the host of row `h` is closed.
@@ -67,7 +69,7 @@ pub struct HostChange {
     /// The time until which the host is held. `None` or a past time means that it is not held.
     pub held_until: Option<Timestamp>,
     pub paused: bool,
-    /// How often the breaker of the host tripped since the last success.
+    /// How often the breaker of the host tripped since the last successful send.
     pub trips: i32,
     /// The number of the change. Later changes have higher numbers.
     pub changed: i64,
@@ -215,7 +217,8 @@ impl Store {
         let turn = turn().await?;
         let held_until = self.held_until(lane, Some(host)).await?;
         // The revision is raised so that responses to sends that are still running do not close the host again. The
-        // provider's row is locked before the counter of changes, in the same order as everywhere else.
+        // provider's row is locked before the counter of changes, as everywhere else, so that transactions do not
+        // deadlock.
         let decide = format!(
             "UPDATE postcommit.provider
              SET revision = revision + 1, updated_at = {{now}}
@@ -233,8 +236,8 @@ impl Store {
         let statements = vec![(self.own_name(&decide), parameters()), (open.to_owned(), parameters())];
         let opened = self.change_all(statements, 0, entry).await?;
         drop(turn);
-        // This is done even if the host was not closed, because an earlier call may have ended before all deliveries
-        // were made due.
+        // Deliveries become due even if the host was not closed, because an earlier call may have ended before it
+        // reached all of them.
         self.bring_hosts_forward(lane, Some(host)).await?;
         if let Some(until) = held_until {
             self.bring_held_forward(lane, Some(host), until).await?;
@@ -251,8 +254,8 @@ impl Store {
     /// Makes deliveries due that wait for a host of this lane, or for any host of the lane if `host` is `None`. If a
     /// delivery's host is still closed, the delivery is postponed again without an attempt.
     pub async fn bring_hosts_forward(&self, lane: i32, host: Option<&str>) -> Result<(), DbError> {
-        // An application's transaction may be cancelling one of the deliveries. This statement must neither wait for it
-        // nor deadlock with it.
+        // An application's transaction may be cancelling one of the deliveries. This statement must neither wait for
+        // that transaction nor deadlock with it.
         let unlocked = if self.db.kind() == "postgres" { "FOR UPDATE SKIP LOCKED" } else { "" };
         let sql = format!(
             "UPDATE postcommit.delivery_queue
@@ -343,7 +346,7 @@ impl Store {
         })
     }
 
-    /// Deletes the rows of hosts that have been open for a while, and returns how many.
+    /// Deletes the rows of hosts that have been open for more than an hour, and returns how many.
     pub async fn forget_open_hosts_once(&self) -> Result<u64, DbError> {
         let sql = "DELETE FROM postcommit.lane_host
              WHERE paused IS NULL AND (held_until IS NULL OR held_until <= {now}) AND updated_at < $1";

@@ -1,10 +1,10 @@
 //! Inboxes: the messages that `in_app` has delivered to each user, newest first, with their read and archive marks.
 //! Each inbox also records its changes.
 //!
-//! Every change of an inbox takes the next number from the user's row, its position, and locks that row until it
-//! commits. So the changes of one user become visible in the order of their positions. A reader that has seen one
-//! change has seen all before it, and `position > last seen` misses nothing, however late a transaction commits. A
-//! number may be skipped. A skipped number is never used later.
+//! Every change of an inbox gets a position: the next number in the user's inbox row. The change locks that row until
+//! it commits, so the changes of one user become visible in the order of their positions. A reader that asks for
+//! `position > last seen` misses nothing, however late a transaction commits. Positions may have gaps, and a gap is
+//! never filled later.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::LazyLock;
@@ -24,7 +24,8 @@ use crate::db::{Cells, Db, DbError, FromValue, Row, Transaction, Value, postgres
 use crate::store::unreadable::legible;
 use crate::store::{AuditEntry, Store};
 
-/// How many changes are reported one by one. Beyond this number, reading the list again is cheaper.
+/// How many changes of an inbox are reported one by one. Beyond this number, reading the list of messages again is
+/// cheaper.
 pub const MAX_CHANGES: usize = 200;
 
 /// A delivery to an inbox, and its message.
@@ -149,14 +150,14 @@ pub struct InboxPage {
 pub enum InboxChange {
     /// A new message. It may already have been read.
     Came(InboxRow),
-    /// A message that was there before and was marked.
+    /// An earlier message that was marked, e.g. as read.
     Marked(InboxRow),
 }
 
 /// The changes of an inbox after a given position.
 #[derive(Debug, Clone)]
 pub struct InboxChanges {
-    /// The last position that is included. The next call begins here.
+    /// The last position that these changes include. The next call of [`Store::inbox_changes`] begins after it.
     pub position: i64,
     /// How many messages are unread now.
     pub unread: i64,
@@ -167,7 +168,7 @@ pub struct InboxChanges {
 
 columns! {
     impl InboxRow {
-        // The id has the same form as in the view `delivery`.
+        // The message id has the same form as the delivery id in the view `delivery`.
         id: "m.notification_id || '.' || m.n",
         position: "m.position",
         event_type: "m.event_type",
@@ -263,7 +264,7 @@ impl Store {
         Ok(positions)
     }
 
-    /// Marks a message. Repeating it changes nothing. Returns false if the user has no message with this id.
+    /// Marks a message. A repeated call changes nothing. Returns false if the user has no message with this id.
     pub async fn mark_message(&self, tenant: i32, user: &str, id: DeliveryId, mark: Mark) -> Result<bool, DbError> {
         const OF_USER: &str = "tenant = $1 AND user_id = $2 AND notification_id = $3 AND n = $4";
         let parameters: Vec<Value> = vec![tenant.into(), user.into(), id.notification.into(), id.n.into()];
@@ -284,7 +285,7 @@ impl Store {
     /// that the user saw, so that later messages stay unread.
     pub async fn mark_all_read(&self, tenant: i32, user: &str, up_to: i64) -> Result<u64, DbError> {
         let which = "tenant = $1 AND user_id = $2 AND position <= $3 AND read_at IS NULL AND archived_at IS NULL";
-        // Only the messages that this statement changed have the inbox's new position.
+        // Counts the messages that were marked: only they have the inbox's new position in `changed`.
         let changed = "SELECT count(*) FROM postcommit.inbox_message m WHERE m.tenant = $1 AND m.user_id = $7
             AND m.changed = (SELECT i.position FROM postcommit.inbox i WHERE i.tenant = $1 AND i.user_id = $7)";
         let entry = AuditEntry::new(tenant, "inbox.read_all", user)
@@ -294,13 +295,13 @@ impl Store {
         self.change_inbox("read_at = {now}", which, parameters, self.unless_own(user, entry)).await
     }
 
-    /// Returns the audit entry, or `None` if users change their own inbox.
+    /// Returns the audit entry, or `None` if the actor is the user, because changes of one's own inbox are not audited.
     fn unless_own(&self, user: &str, entry: AuditEntry) -> Option<AuditEntry> {
         (*self.actor != Actor::user(user)).then_some(entry)
     }
 
-    /// Changes messages of user `$2` of tenant `$1` under a new position, if any match. The user's row is locked first,
-    /// as in every other write to an inbox.
+    /// Changes messages of user `$2` of tenant `$1` under a new position, if any match. The user's inbox row is locked
+    /// first, as in every other write to an inbox.
     async fn change_inbox(
         &self,
         set: &str,
@@ -320,8 +321,8 @@ impl Store {
         Ok(touched.get(1).copied().unwrap_or(0))
     }
 
-    /// Records that `watcher` has open pages, for this many seconds. On SQLite it does nothing, because there the
-    /// file's version is watched.
+    /// Records for `for_s` seconds that the process `watcher` has open inbox pages. Changes of inboxes send NOTIFY only
+    /// while such a record exists. On SQLite it does nothing, because there a process watches the file's version.
     pub async fn watch_inboxes(&self, watcher: Uuid, for_s: f64) -> Result<(), DbError> {
         let Db::Postgres(_) = self.db else { return Ok(()) };
         let sql = "INSERT INTO postcommit.inbox_watch (watcher, until) VALUES ($1, clock_timestamp() + $2::float8 * interval '1 second')
@@ -329,7 +330,7 @@ impl Store {
         self.db.execute_one(sql, vec![watcher.into(), Value::Real(for_s)]).await.map(drop)
     }
 
-    /// Records that `watcher` has no open pages any more.
+    /// Records that the process `watcher` has no open inbox pages any more.
     pub async fn unwatch_inboxes(&self, watcher: Uuid) -> Result<(), DbError> {
         let Db::Postgres(_) = self.db else { return Ok(()) };
         let sql =
@@ -337,8 +338,8 @@ impl Store {
         self.db.execute_one(sql, vec![watcher.into()]).await.map(drop)
     }
 
-    /// Returns the key that hashes the payload of NOTIFY, and creates it if it is missing. It is stored for tenant 0,
-    /// which is not a real tenant. Returns `None` on SQLite, which has no NOTIFY.
+    /// Returns the key for the hash in the NOTIFY of an inbox change, and creates the key if it is missing. The key is
+    /// stored for tenant 0, which is not a real tenant. Returns `None` on SQLite, which has no NOTIFY.
     pub async fn inbox_bell_key(&self) -> Result<Option<Vec<u8>>, DbError> {
         let Db::Postgres(_) = self.db else { return Ok(None) };
         Ok(Some(self.inbox_token_key_or(0, random()).await?.key))
@@ -405,8 +406,8 @@ fn listed(mut row: &Row) -> Result<InboxRow, DbError> {
     InboxRow::read(&mut row, &in_order::<InboxRow>())
 }
 
-/// Reserves one position for each message in its user's row. All batches lock the users in the same order, so that two
-/// batches cannot deadlock.
+/// Reserves one position for each message in the inbox row of its user. All batches lock the users in the same order,
+/// so that two batches cannot deadlock.
 pub(in crate::store) const STEP_POSTGRES: &str = "
     INSERT INTO postcommit.inbox AS i (tenant, user_id, position)
     SELECT tenant, user_id, count(*) FROM unnest($1::int[], $2::text[]) AS g (tenant, user_id) GROUP BY tenant, user_id ORDER BY tenant, user_id
@@ -447,8 +448,8 @@ fn given<'a>(Received { key, message }: &Received<'a>, position: i64) -> Given<'
     }
 }
 
-/// Writes messages into inboxes. If a delivery's message was already written, nothing is written and its new position
-/// stays unused.
+/// Writes messages into inboxes. If the message of a delivery was already written, it is not written again, and the new
+/// position stays unused.
 pub(in crate::store) static RECEIVE_POSTGRES: LazyLock<String> = LazyLock::new(|| {
     let names: Vec<&str> = GivenArrays::COLUMNS.iter().map(|(name, _)| *name).collect();
     let (names, given) = (names.join(", "), unnest(GivenArrays::COLUMNS));
@@ -501,7 +502,7 @@ pub(in crate::store) fn receive_sqlite(
     now: i64,
 ) -> Result<(), DbError> {
     let Received { key, message } = received;
-    // All rows are read, so that the statement is finished.
+    // All rows are read, because SQLite completes a statement with RETURNING only then.
     let stepped = Prepared::on(connection, STEP_SQLITE)?.rows((key.tenant, &message.user), |row| row.take::<i64>(0))?;
     let position = stepped.into_iter().next().unwrap_or_else(|| {
         Err(DbError::Unreadable("the database returned no new position of an inbox; report it as a bug".into()))

@@ -14,7 +14,7 @@ use crate::store::templates::TemplatePosition;
 use crate::store::unreadable::legible;
 use crate::store::{AuditEntry, Store};
 
-/// The most layouts and partials of a tenant.
+/// The maximum number of layouts and partials of a tenant.
 pub const LAYOUTS: usize = 200;
 
 /// A layout or a partial.
@@ -51,9 +51,9 @@ pub struct LayoutDraft {
 /// The effects of a change of a layout on templates.
 #[derive(Debug, Clone, Default)]
 pub struct LayoutUse {
-    /// The parts that the new versions get: the layout, and the partials that it includes.
+    /// The parts that the new template versions get: the layout, and the partials that the layout includes.
     pub parts: BTreeMap<String, String>,
-    /// The other layouts among the parts. They must still have the revisions that were read.
+    /// The other layouts and partials among the parts. They must still have the revisions that were read.
     pub made_from: MadeFrom,
     /// The value of [`Store::last_template_change`] before the templates were read.
     pub last_change: i64,
@@ -142,7 +142,8 @@ impl Store {
         self.change_content(tenant, statements, entry).await
     }
 
-    /// Returns the statement that creates new versions, with these parts, of the templates that use the layout.
+    /// Returns the statement that creates a new version of each template that uses the layout. The new version has
+    /// these parts.
     fn copy_into_versions(&self, tenant: i32, name: &str, parts: &BTreeMap<String, String>) -> crate::db::Statement {
         let mut parameters = SqlParameters::default();
         let tenant = parameters.add(tenant);

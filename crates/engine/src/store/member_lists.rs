@@ -1,5 +1,5 @@
-//! Lists of users, addresses and other lists. Notifications name them as recipients. `lists/` has the lists of
-//! deliveries.
+//! Lists of users, addresses and other lists. Notifications name such lists as recipients. (The folder `lists/` is
+//! about pages of deliveries and notifications.)
 
 use postcommit::{Recipient, Timestamp, check};
 use postcommit_channel::model::{ListMember, channels_of_kind};
@@ -12,9 +12,9 @@ use crate::store::event_types::{DESCRIPTION_CHARS, path_name};
 use crate::store::unreadable::{Reader, legible};
 use crate::store::{AuditEntry, Store};
 
-/// How many members a list may have. Members of a list inside it are counted in that list, not here.
+/// How many members a list may have. The members of an inner list are counted in the inner list only.
 pub const LIST_MEMBERS: usize = 100_000;
-/// How many members one change may add and remove.
+/// How many members one change may add and remove in total.
 pub const MEMBERS_CHANGED: usize = 1000;
 
 /// A list of recipients.
@@ -92,7 +92,7 @@ impl MemberDraft {
     /// Names the field, the problem and the allowed values.
     pub fn check(&self) -> Result<(), EditError> {
         let recipient = self.recipient()?;
-        // The name of a list is part of URL paths, so the rules for users' ids apply to it.
+        // The name of a list is part of URL paths, so the rules for user ids apply.
         let recipient = if self.kind == "list" { Recipient::user(self.member.as_str()) } else { recipient };
         field("member", recipient.check())?;
         field("channel", self.channel.as_deref().map_or(Ok(()), |channel| self.check_channel(channel)))
@@ -235,8 +235,8 @@ impl Store {
         Ok(MembersChanged { added: count(deciding + 2), removed: count(deciding + 1), members })
     }
 
-    /// Returns the statement that records the change. It changes no row if the change is not allowed: the list or an
-    /// added list does not exist, an added list would contain this one, or there would be too many members.
+    /// Returns the statement that records the time of the change. It changes no row if the change is not allowed: the
+    /// list or an added list does not exist, an added list contains this list, or there would be too many members.
     fn deciding(&self, tenant: i32, name: &str, add: &[MemberDraft]) -> Statement {
         let lists = self.rows_given(3, &[("kind", "text"), ("member", "text"), ("channel", "text")]);
         let sql = format!(
@@ -340,7 +340,7 @@ impl Store {
         Ok(legible("lists", self.db.query(&sql, parameters).await?.iter().map(listed)))
     }
 
-    /// Reads one page of a list's own members, ordered by kind, member and channel.
+    /// Reads one page of a list's direct members, ordered by kind, member and channel.
     pub async fn member_rows(
         &self,
         tenant: i32,
@@ -361,7 +361,7 @@ impl Store {
         Ok(legible("members", self.db.query(&sql, parameters).await?.iter().map(member)))
     }
 
-    /// Returns the names of the lists that a user is in, not counting lists around them.
+    /// Returns the names of the lists that have the user as a direct member.
     pub async fn lists_of_user(&self, tenant: i32, user: &str, limit: i64) -> Result<Vec<String>, DbError> {
         if user.contains('\0') {
             return Ok(vec![]);
@@ -373,7 +373,7 @@ impl Store {
         rows.iter().map(|row| row.get(0)).collect()
     }
 
-    /// Counts the own members of each of these lists, at most up to `most`.
+    /// Counts the direct members of each of these lists. Counting stops at `most`.
     pub async fn list_sizes(&self, lists: &[ListRow], most: i64) -> Result<Vec<i64>, DbError> {
         let given = match self.db.kind() {
             "postgres" => "jsonb_to_recordset($1::jsonb) AS g (place int, tenant int, name text)",
@@ -397,7 +397,7 @@ impl Store {
         rows.iter().map(|row| row.get(0)).collect()
     }
 
-    /// Counts a list's own members.
+    /// Counts the direct members of a list.
     pub async fn member_count(&self, tenant: i32, name: &str) -> Result<i64, DbError> {
         let sql = "SELECT count(*) FROM postcommit.list_member WHERE tenant = $1 AND list = $2";
         self.db.query(sql, vec![tenant.into(), name.into()]).await?.first().map_or(Ok(0), |row| row.get(0))
@@ -434,20 +434,20 @@ pub fn check_list(name: &str, description: Option<&str>) -> Result<(), EditError
     text("description", description, DESCRIPTION_CHARS)
 }
 
-/// The error of an added list, by its place, that does not exist.
+/// Returns the error for the member `add[place]`: a list that does not exist.
 #[must_use]
 pub fn unknown_inner_list(place: usize, inner: &str) -> EditError {
     EditError::Refused(format!("add[{place}].member: there is no list {inner:?}; create it first"))
 }
 
-/// The error of an added list, by its place, that is the list or contains it.
+/// Returns the error for the member `add[place]`: the list `name` itself, or a list that contains it.
 #[must_use]
 pub fn cyclic_list(place: usize, inner: &str, name: &str) -> EditError {
     let problem = format!("list {inner:?} is {name:?} or contains it; a list cannot contain itself");
     EditError::Refused(format!("add[{place}].member: {problem}"))
 }
 
-/// The error of a list that has so many members and would get more than it may have.
+/// Returns the error for a list with `members` members that would get more than [`LIST_MEMBERS`].
 #[must_use]
 pub fn too_many_members(members: i64) -> EditError {
     EditError::Refused(format!(

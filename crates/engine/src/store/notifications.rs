@@ -84,7 +84,7 @@ pub struct NotificationFilter {
     pub list: Option<String>,
     /// Only notifications to this user id or address, which must match exactly.
     pub recipient: Option<String>,
-    /// Only the notification with this key, in each tenant.
+    /// Only the notification with this idempotency key, in each tenant.
     pub idempotency_key: Option<String>,
     /// Only notifications with a delivery on this channel, or that ask for this channel.
     pub channel: Option<String>,
@@ -130,7 +130,7 @@ columns! {
         correlation_id: "note.correlation_id",
         created_at: "note.created_at",
         // Cancel requests are rare, so one subquery checks whether any exist before they are looked up per
-        // notification. Each database has its own function that joins them into a string.
+        // notification. Each database has its own function that joins their numbers into a string.
         cancelled: "CASE WHEN (SELECT EXISTS (SELECT 1 FROM postcommit.cancel_request)) THEN (SELECT string_agg(c.n::text, ',')
             FROM postcommit.cancel_request c WHERE c.tenant = note.tenant AND c.notification_id = note.id) END"
           | "CASE WHEN (SELECT EXISTS (SELECT 1 FROM postcommit.cancel_request)) THEN (SELECT group_concat(c.n, ',')
@@ -149,8 +149,8 @@ pub(in crate::store) fn reading_postgres(which: &str) -> String {
 /// these ids.
 pub(in crate::store) static LOAD_POSTGRES: LazyLock<String> =
     LazyLock::new(|| reading_postgres("note.tenant = ANY ($1) AND note.id = ANY ($2) AND note.id BETWEEN $3 AND $4"));
-/// Reads notifications of several tenants. It looks up key by key, because [`LOAD_POSTGRES`] would look up every id in
-/// every tenant. For one tenant it is slower by 1.5 µs per row.
+/// Reads notifications of several tenants. This statement looks up key by key, because [`LOAD_POSTGRES`] would look up
+/// every id in every tenant. For a single tenant it would be slower by 1.5 µs per row.
 pub(in crate::store) static LOAD_OF_MANY_POSTGRES: LazyLock<String> = LazyLock::new(|| {
     let read = reading_postgres("note.tenant = k.tenant AND note.id = k.id AND note.id BETWEEN $3 AND $4");
     format!(
@@ -213,7 +213,7 @@ impl Store {
         row.map(|mut row| StoredNotification::read(&mut row, &in_order::<StoredNotification>())).transpose()
     }
 
-    /// Reads a notification like [`Store::notification`], but for display: unreadable columns are shown as such.
+    /// Reads a notification like [`Store::notification`], but for display: unreadable numbers and times are shown as 0.
     pub(in crate::store) async fn notification_as_shown(
         &self,
         tenant: Option<i32>,
@@ -281,7 +281,7 @@ impl Store {
         self.db.query(&ROW_QUERY.statement(), vec![tenant.into(), id.into()]).await?.first().map(listed).transpose()
     }
 
-    /// Reads the enqueues that were refused because this notification has their key.
+    /// Reads the enqueues that were refused because this notification has their idempotency key.
     pub async fn conflicts(&self, tenant: i32, id: Uuid) -> Result<Vec<Conflict>, DbError> {
         let sql = "SELECT event_type, entity, noted_at
             FROM postcommit.key_conflict

@@ -16,7 +16,7 @@ use crate::store::{AuditEntry, Store};
 
 /// How many preferences a user may have.
 pub const PREFERENCES: usize = 500;
-/// How many changed preferences an audit entry lists. A larger change is entered as a number only.
+/// How many changed preferences an audit entry lists. Of a larger change only the number is entered.
 const AUDITED: usize = 20;
 
 /// A preference to be set or removed.
@@ -69,7 +69,7 @@ pub(in crate::store) fn channel_or_any(channel: &str) -> Result<(), String> {
 }
 
 impl PreferenceDraft {
-    /// Checks the event type and the channel. `place` is the prefix of their names in errors.
+    /// Checks the event type and the channel. `place` is the prefix of the field names in errors.
     ///
     /// # Errors
     /// Names the field, the problem and the allowed values.
@@ -146,7 +146,7 @@ impl Store {
         let set: Json = given.iter().filter(|one| one.allowed.is_some()).map(|one| json!(one)).collect();
         let table = self.rows_given(3, &[("event_type", "text"), ("channel", "text"), ("allowed", "boolean")]);
         let forget = if replaces {
-            // Unchanged preferences keep their time and author.
+            // Preferences that do not change are not deleted, so that they keep their time and author.
             format!(
                 "DELETE FROM postcommit.preference
                  WHERE tenant = $1 AND user_id = $2
@@ -180,7 +180,7 @@ impl Store {
         Ok(())
     }
 
-    /// Refuses changes after which the user would have more preferences than allowed.
+    /// Refuses a change after which the user would have more than [`PREFERENCES`] preferences.
     async fn keep_to_limit(
         &self,
         tenant: i32,

@@ -24,11 +24,11 @@ const COLUMNS: &str =
 /// How many changes of providers may run concurrently in one process. An application's transaction may lock the rows,
 /// and a waiting change occupies a connection.
 static CHANGES: Semaphore = Semaphore::const_new(2);
-/// How long a change of a provider waits for its turn.
+/// How long a change of a provider waits for one of the permits in [`CHANGES`].
 const TURN: Duration = Duration::from_secs(5);
 
-/// How many past versions can be read as changes. Older deletions are not kept. A process that is further behind reads
-/// all providers.
+/// How many past versions of the provider table can be read as changes. Older deletions are not kept, so a process that
+/// is further behind reads all providers.
 const KEPT: i64 = 100_000;
 
 /// Changes of providers, and of the tenants' data that dispatchers use.
@@ -36,7 +36,7 @@ const KEPT: i64 = 100_000;
 pub struct ProviderChanges {
     /// The version of the provider table after these changes.
     pub version: i64,
-    /// When the last change was made that could alter the routing.
+    /// The time of the last change that could alter the routing.
     pub rerouted_at: Timestamp,
     /// Whether `providers` contains all providers instead of only the changed ones.
     pub is_all: bool,
@@ -77,8 +77,8 @@ fn insert() -> String {
 }
 
 impl Store {
-    /// Reads how many permits of their rate limits are in use, by lane, of at most 1,000 lanes. A lane without a limit
-    /// is left out.
+    /// Reads how many permits of its rate limit each lane uses, for at most 1,000 lanes. Lanes without a rate limit are
+    /// left out.
     pub async fn permits_in_use(&self, tenant: Option<i32>) -> Result<BTreeMap<i32, Bucket>, DbError> {
         let of_tenant = if tenant.is_some() { " AND p.tenant = $1" } else { "" };
         let sql = format!(
@@ -99,12 +99,12 @@ impl Store {
         Ok(legible("providers", self.db.query(&sql, vec![]).await?.iter().map(provider)))
     }
 
-    /// Reads the changes of providers since a version. Without a version, or with one that is too old, it reads all
+    /// Reads the changes of providers since a version. Without a version, or if the version is too old, it reads all
     /// providers.
     pub async fn provider_changes(&self, since: Option<i64>) -> Result<ProviderChanges, DbError> {
         // The version is read first, so that a concurrent change may be read twice but is never missed.
         let (version, rerouted_at) = self.providers_version().await?;
-        // A version that is higher than the current one is from before the database was restored from a backup.
+        // A version that is higher than the current version was read before the database was restored from a backup.
         let Some(since) = since.filter(|since| (version - KEPT..=version).contains(since)) else {
             let weights = self.db.query("SELECT id, weight FROM postcommit.tenant WHERE weight <> 1", vec![]).await?;
             let (providers, weights) = (self.providers().await?, weighed(&weights)?);
@@ -132,7 +132,7 @@ impl Store {
         let row = rows.first().ok_or_else(|| {
             DbError::Unreadable("the table provider_version has no row; restore it from a backup".into())
         })?;
-        // If the time is unreadable, the current time is used, because the change may have just happened.
+        // If the time of the change is unreadable, the current time is used, because the change may have just happened.
         let rerouted_at = match row.get(1) {
             Ok(at) => at,
             Err(_) => self.now().await?,
@@ -157,14 +157,14 @@ impl Store {
         self.insert_provider(tenant, draft, true, None).await
     }
 
-    /// Creates a provider that no operator requested. Returns false also if the channel already has a default.
+    /// Creates a provider that no operator requested. Also returns false if the channel already has a default provider.
     pub async fn create_first_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<bool, DbError> {
         self.insert_provider(tenant, draft, false, None).await
     }
 
-    /// Creates a provider with encrypted secrets, and records the key in the same transaction. Returns false also if
-    /// the installation has another key by now. Needs a store of all tenants, because all tenants share one key.
-    /// `displaces` says whether the provider may replace the default of its channel.
+    /// Creates a provider with encrypted secrets, and records the key in the same transaction. Also returns false if
+    /// the installation has another key by now. Needs a store handle for all tenants, because all tenants share one
+    /// key. `displaces` says whether the provider may replace the default of its channel.
     pub async fn create_sealed_provider(
         &self,
         tenant: i32,
@@ -197,7 +197,8 @@ impl Store {
         self.describe(tenant, draft, (insert, parameters), entry(tenant, draft), key).await
     }
 
-    /// Stores a provider that is created without an operator, unless its name is taken or its channel has a default.
+    /// Stores a provider that the program creates by itself, unless its name is taken or its channel has a default
+    /// provider.
     pub async fn create_missing_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<(), DbError> {
         let mut statements = self.alone(tenant, draft);
         // Two processes may find the provider missing concurrently. The second process then changes nothing.
@@ -211,9 +212,9 @@ impl Store {
         self.update(change, None).await
     }
 
-    /// Changes a provider whose secrets were encrypted again, and records the key in the same transaction. Returns
-    /// false also if the installation has another key by now. Needs a store of all tenants, because all tenants share
-    /// one key.
+    /// Changes a provider whose secrets were encrypted again, and records the key in the same transaction. Also returns
+    /// false if the installation has another key by now. Needs a store handle for all tenants, because all tenants
+    /// share one key.
     pub async fn update_sealed_provider(&self, change: &ProviderChange, key: &SealedWith) -> Result<bool, DbError> {
         self.update(change, Some(key)).await
     }
@@ -306,7 +307,7 @@ impl Store {
             let deleted = self
                 .change(sql, vec![tenant.into(), found.id.into()], AuditEntry::new(tenant, "provider.delete", name))
                 .await?;
-            // If nothing was deleted, a delivery arrived in between.
+            // If no row was deleted, a delivery entered the lane after the count.
             return Ok(Some(i64::from(!deleted)));
         }
         Ok(Some(waiting))
@@ -323,8 +324,8 @@ impl Store {
         self.change(sql, vec![lane.into(), why.into(), revision.into()], entry).await
     }
 
-    /// Opens a lane and all its hosts, whether they are held or paused, and makes deliveries due that wait for a host
-    /// or because of a hold. Returns false without any change if nothing was closed or the lane does not exist.
+    /// Opens a lane and all its hosts, whether they are held or paused. Deliveries that wait for a host or for the end
+    /// of a hold become due. Returns false without any change if nothing was closed or the lane does not exist.
     pub async fn resume_lane(&self, lane: i32) -> Result<bool, DbError> {
         let _turn = turn().await?;
         let held_until = self.held_until(lane, None).await?;
@@ -364,9 +365,9 @@ impl Store {
         Ok(self.db.execute_one(&sql, parameters).await? > 0)
     }
 
-    /// Holds a lane because its breaker tripped, and returns whether this call did. `trips` is the number of earlier
-    /// trips that the caller knows: if another process has counted a trip or a success since, nothing is changed. A
-    /// longer hold is kept. `revision` works as in [`Store::pause_lane`].
+    /// Holds a lane because its breaker tripped, and returns whether this call did so. `trips` is the number of earlier
+    /// trips that the caller knows. If another process has counted a trip or a success since then, nothing is changed.
+    /// A longer hold is kept. `revision` works as in [`Store::pause_lane`].
     pub async fn trip_lane(
         &self,
         lane: i32,
@@ -392,7 +393,7 @@ impl Store {
     }
 }
 
-/// Reads ids with weights. An unreadable weight counts as 1.
+/// Reads rows with the number of a lane or tenant and its weight. An unreadable weight counts as 1.
 fn weighed(rows: &[Row]) -> Result<Vec<(i32, u32)>, DbError> {
     rows.iter()
         .map(|row| Ok((row.get(0)?, row.get::<i32>(1).map_or(1, |weight| u32::try_from(weight).unwrap_or(1)))))

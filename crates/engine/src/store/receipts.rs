@@ -1,5 +1,6 @@
-//! Receipts: what providers report of messages after they took them. A receipt is recorded in one commit and waits. It is
-//! applied in a transaction of its own: immediately if its delivery is ready for it, otherwise later, by a duty.
+//! Receipts: providers' reports about messages that they accepted earlier. A receipt is recorded in one commit, with
+//! the fate `waiting`. Another transaction applies it: immediately if its delivery is ready for it, otherwise a duty
+//! does so later.
 
 mod apply;
 
@@ -12,26 +13,26 @@ use crate::db::{DbError, Row, Value};
 use crate::store::Store;
 use crate::store::unreadable::{Reader, legible};
 
-/// How many receipts of one callback are applied before the callback is answered. The duty applies the others, so that a
-/// provider never waits long for the answer.
+/// How many receipts of one callback are applied before the callback is answered. The duty applies the other receipts
+/// later, so that a provider never waits long for the answer.
 const APPLIED_IMMEDIATELY: usize = 100;
-/// How many waiting receipts the duty looks at in one run, and how many of one tenant.
+/// How many waiting receipts the duty examines in one run. [`OF_ONE_TENANT`] limits how many of them belong to one
+/// tenant.
 const LOOKED_AT: i64 = 500;
 const OF_ONE_TENANT: i64 = 100;
 
-/// What became of a receipt.
+/// The state of a receipt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// Its delivery is not ready for it yet.
+    /// The delivery is not ready for the receipt yet.
     Waiting,
-    /// It changed the state of its delivery, or suppressed the address.
+    /// The receipt changed the state of its delivery, or suppressed the address.
     Applied,
-    /// It changed nothing.
+    /// The receipt changed nothing.
     Ignored,
 }
 
 impl Fate {
-    /// All fates.
     pub const ALL: [Self; 3] = [Self::Waiting, Self::Applied, Self::Ignored];
 
     pub fn name(self) -> &'static str {
@@ -43,12 +44,12 @@ impl Fate {
     }
 }
 
-/// What was done with the receipts of a callback.
+/// The result of recording the receipts of a callback.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Received {
-    /// How many were not known before.
+    /// How many receipts were not known before.
     pub new: usize,
-    /// What became of those that were applied immediately.
+    /// The events and fates of the receipts that were tried immediately.
     pub fates: Vec<(Happened, Fate)>,
 }
 
@@ -62,7 +63,7 @@ pub struct ReceiptRow {
     pub event_id: String,
     /// What happened: `sent`, `delivered`, `failed`, `bounced` or `complained`.
     pub happened: String,
-    /// When it happened, by the provider's clock.
+    /// When the reported event happened, by the provider's clock.
     pub happened_at: Option<Timestamp>,
     /// When the callback arrived.
     pub received_at: Timestamp,
@@ -72,15 +73,15 @@ pub struct ReceiptRow {
     pub code: Option<String>,
     /// The provider's text, redacted.
     pub detail: Option<String>,
-    /// What became of it: `waiting`, `applied` or `ignored`.
+    /// The state of the receipt: `waiting`, `applied` or `ignored`.
     pub fate: String,
     /// Why the state of the delivery was not changed.
     pub reason: Option<String>,
-    /// When it was applied or ignored.
+    /// When the receipt was applied or ignored.
     pub applied_at: Option<Timestamp>,
 }
 
-/// A receipt that waits.
+/// A recorded receipt that is not applied yet.
 #[derive(Debug, Clone)]
 struct Waiting {
     tenant: i32,
@@ -106,12 +107,12 @@ const WAITING: &str =
     WHERE r.fate = 'waiting'";
 
 impl Store {
-    /// Records the receipts of a callback, then applies those whose deliveries are ready. A receipt that was recorded
-    /// before changes nothing.
+    /// Records the receipts of a callback, then applies the receipts whose deliveries are ready. A receipt that was
+    /// recorded before changes nothing.
     ///
     /// # Errors
-    /// Nothing was recorded, so the provider must repeat its callback. A receipt that was recorded but could not be
-    /// applied is no error: the duty applies it.
+    /// On an error nothing was recorded, so the provider must repeat its callback. A receipt that was recorded but
+    /// could not be applied is no error, because the duty applies it later.
     pub async fn receive(&self, provider: &Provider, reported: &[Reported]) -> Result<Received, DbError> {
         let new = self.record(provider, reported).await?;
         if new.is_empty() {
@@ -134,7 +135,7 @@ impl Store {
         Ok(Received { new: new.len(), fates })
     }
 
-    /// Writes the receipts that are not known yet. Returns the ids of their events.
+    /// Writes the receipts that are not known yet. Returns the event ids of these receipts.
     async fn record(&self, provider: &Provider, reported: &[Reported]) -> Result<Vec<String>, DbError> {
         let sql = "INSERT INTO postcommit.receipt (tenant, provider, event_id, notification_id, n, provider_ref,
               happened, happened_at, received_at, code, error_class, detail, look_at)
@@ -159,7 +160,7 @@ impl Store {
         if reported.is_empty() {
             return Ok(vec![]);
         }
-        // In one order in all callbacks, so that two with the same events do not wait for each other in a circle.
+        // The receipts are sorted by event, so that two callbacks with the same events do not deadlock.
         let mut reported: Vec<&Reported> = reported.iter().collect();
         reported.sort_by(|one, other| one.event_id.cmp(&other.event_id));
         let written = self.db.execute(reported.iter().copied().map(statement).collect()).await?;
@@ -173,13 +174,14 @@ impl Store {
         Ok(!self.db.query(sql, vec![]).await?.is_empty())
     }
 
-    /// Applies the receipts whose time to look has come. Returns what became of each, and `None` instead if no receipt
-    /// waits at all.
+    /// Applies waiting receipts whose next try is due. Returns the event and the fate of each, or `None` if no receipt
+    /// waits.
     pub async fn apply_receipts_once(&self) -> Result<Option<Vec<(Happened, Fate)>>, DbError> {
         if !self.any_receipt_waits().await? {
             return Ok(None);
         }
-        // Every tenant has its share, so that events of one account that belong to no delivery delay no other tenant.
+        // Every tenant has a share of the run, so that many receipts of one tenant without a delivery do not delay
+        // other tenants.
         let sql = format!(
             "WITH due AS (
                SELECT tenant, id, look_at, row_number() OVER (PARTITION BY tenant ORDER BY look_at) AS place
@@ -188,7 +190,7 @@ impl Store {
                SELECT tenant, id FROM due WHERE place <= $2 ORDER BY place, look_at LIMIT $1)"
         );
         let mut rows = self.db.query(&sql, vec![LOOKED_AT.into(), OF_ONE_TENANT.into()]).await?;
-        // Receipts of one delivery are applied in the order in which they came.
+        // The rows are sorted by id, so that the receipts of a delivery are applied in the order of their arrival.
         rows.sort_by_key(|row| row.get::<i64>(1).unwrap_or(i64::MAX));
         Ok(Some(self.apply_all(&rows).await))
     }
@@ -201,7 +203,10 @@ impl Store {
                 Err(problem) => {
                     tracing::warn!(%problem, receipt = receipt.id, "a receipt could not be applied; it is tried again later");
                     if let Err(problem) = self.look_later(&receipt).await {
-                        tracing::debug!(%problem, receipt = receipt.id, "the next try could not be put off");
+                        tracing::debug!(
+                            %problem, receipt = receipt.id,
+                            "could not postpone a receipt; the next run tries to apply it again"
+                        );
                     }
                     fates.push((receipt.happened, Fate::Waiting));
                 }
@@ -210,7 +215,7 @@ impl Store {
         fates
     }
 
-    /// Reads the receipts of a notification's deliveries, or of one of them, oldest first.
+    /// Reads the receipts of a delivery, oldest first, at most 1,000.
     pub async fn receipts(&self, tenant: i32, notification: Uuid, n: i32) -> Result<Vec<ReceiptRow>, DbError> {
         let sql =
             "SELECT p.name, r.event_id, r.happened, r.happened_at, r.received_at, r.provider_ref, r.code, r.detail,
@@ -225,7 +230,7 @@ impl Store {
 }
 
 fn waiting(row: &Row) -> Result<Waiting, DbError> {
-    let unknown = || DbError::Unreadable("column happened is not an event".to_owned());
+    let unknown = || DbError::Unreadable("the column happened names no known event".to_owned());
     let (notification, n): (Option<Uuid>, Option<i32>) = (row.get(4)?, row.get(5)?);
     let class: Option<String> = row.get(9)?;
     Ok(Waiting {

@@ -13,8 +13,8 @@ use crate::store::numbers::kpis::before;
 use crate::store::providers::turn;
 use crate::store::{AuditEntry, Store};
 
-/// How long the undecryptable secrets that passes reported are taken into account. Cron usually starts a pass every
-/// minute. Two passes within this time are taken for cron, one alone for a pass by hand.
+/// How long a pass's report of secrets that it cannot decrypt counts. Cron usually starts a pass every minute, so two
+/// passes within this time mean cron, and a single pass means a pass by hand.
 const PASS_COUNTS: Duration = Duration::from_secs(600);
 
 /// The encrypted secrets of a provider.
@@ -30,15 +30,17 @@ pub struct Sealed {
     pub secrets: Vec<u8>,
 }
 
-/// The key that encrypted the secrets of a provider to be written. It was checked before, outside the transaction.
+/// The key that encrypted the secrets of a provider that is to be written. The key was checked earlier, outside the
+/// transaction.
 #[derive(Debug, Clone)]
 pub struct SealedWith {
     /// The fingerprint of the key.
     pub fingerprint: Fingerprint,
-    /// The fingerprint that the database had when the key was checked. If it has another one now, nothing is written.
+    /// The fingerprint that the database had when the key was checked. If the database has another fingerprint now,
+    /// nothing is written.
     pub known: Option<Fingerprint>,
-    /// Whether the key may be used although there are encrypted secrets already. If not, the write also checks that
-    /// there are none yet.
+    /// Whether the key may be used although encrypted secrets exist already. If not, the write also checks that no
+    /// encrypted secrets exist.
     pub may_follow: bool,
 }
 
@@ -53,9 +55,9 @@ impl SealedWith {
     }
 }
 
-/// Returns the condition of a write of encrypted secrets: the key of the installation is still the one that was known
-/// when this key was checked. So two processes that begin with two keys cannot both succeed. `$first` and the next
-/// parameter are [`SealedWith::parameters`].
+/// Returns the condition for writing encrypted secrets: the installation's key has not changed since this key was
+/// checked. So two processes that start with different keys cannot both succeed. `$first` and the next parameter are
+/// [`SealedWith::parameters`].
 pub(in crate::store) fn key_allowed(first: usize) -> String {
     format!(
         "(SELECT k.fingerprint FROM postcommit.secret_key k) IS NOT DISTINCT FROM ${first}
@@ -94,8 +96,8 @@ pub enum Opener {
 }
 
 impl Opener {
-    /// Returns the name of this process in its notes. A worker has the name of its row in the duty table. The name of a
-    /// pass contains the host.
+    /// Returns the name under which the process reports secrets that it cannot decrypt. A worker has the name of its
+    /// row in the duty table. The name of a pass contains the host.
     fn name(self) -> String {
         match self {
             Self::Worker(worker) => format!("{WORKER}{worker}"),
@@ -103,8 +105,8 @@ impl Opener {
         }
     }
 
-    /// Returns the pattern of the names whose notes a new list replaces. A later pass replaces the notes of all earlier
-    /// passes.
+    /// Returns the pattern of the names whose reports a new report replaces. A later pass replaces the reports of all
+    /// earlier passes.
     fn replaces(self) -> String {
         match self {
             Self::Worker(_) => self.name(),
@@ -121,13 +123,13 @@ impl Opener {
     }
 }
 
-/// The prefix of a pass's name in its notes. The host follows it.
+/// The prefix of the name under which a pass reports secrets that it cannot decrypt. The host follows it.
 const NOTED_BY_PASS: &str = "pass@";
 
 /// Selects the lanes whose secrets no delivering process can decrypt, each with a reason. `$1` is the tenant or null.
 /// `$2` and `$3` are the times after which a worker or a pass counts as running. A report of an earlier pass is ignored
 /// once a later pass has begun. A single pass does not count, because a person may have run it in a directory without
-/// the key. Passes do not count either while a worker that ended abruptly may come back.
+/// the key. Passes also do not count while a worker that ended abruptly may come back.
 pub(in crate::store) fn closed_by_secrets() -> String {
     let counts = format!(
         "(d.name LIKE '{WORKER}%' AND d.ran_at > $2)
@@ -157,7 +159,7 @@ impl Store {
     }
 
     /// Returns the lanes that are closed because no delivering process can decrypt their provider's secrets, with the
-    /// reason. `tenant` `None` means all tenants. The result is empty if no process delivers.
+    /// reason. With `tenant` = `None`, the lanes of all tenants. The result is empty if no process delivers.
     pub async fn unopened(&self, tenant: Option<i32>) -> Result<BTreeMap<i32, NotDecrypted>, DbError> {
         let rows = self.db.query(&closed_by_secrets(), self.who_opens(tenant).await?).await?;
         rows.iter().map(|row| Ok((row.get(0)?, not_decrypted(row)?))).collect()
@@ -180,8 +182,8 @@ impl Store {
         self.db.execute(std::iter::once(forget).chain(unopened.iter().map(note)).collect()).await.map(drop)
     }
 
-    /// Returns the fingerprint of the key that encrypts secrets. It is `None` before the first secret was encrypted, or
-    /// if an older version encrypted it.
+    /// Returns the fingerprint of the key that encrypts secrets. `None` if no secret was encrypted yet, or if an older
+    /// version encrypted the secrets.
     pub async fn secret_key(&self) -> Result<Option<Fingerprint>, DbError> {
         let rows = self.db.query("SELECT fingerprint FROM postcommit.secret_key", vec![]).await?;
         rows.first().map(|row| row.get::<Vec<u8>>(0).map(Fingerprint)).transpose()
@@ -201,8 +203,8 @@ impl Store {
         if key.is_known() {
             return Ok(vec![]);
         }
-        // The primary key is given explicitly, because SQLite assigns an integer key the next number and ignores its
-        // default.
+        // The primary key `one` is given explicitly, because SQLite ignores the default of an integer key and assigns
+        // the next number.
         let sql = "INSERT INTO postcommit.secret_key (fingerprint, noted_at, one) VALUES ($1, {now}, $2)
             ON CONFLICT (one) DO UPDATE SET fingerprint = excluded.fingerprint, noted_at = excluded.noted_at";
         let tenant = self.tenant("default").await?.unwrap_or(1);
@@ -215,8 +217,8 @@ impl Store {
         self.sealed_before(i32::MAX, limit).await
     }
 
-    /// Returns the encrypted secrets of the newest providers with a smaller id, at most `limit`. Needs a store of all
-    /// tenants, because all tenants share one key.
+    /// Returns the encrypted secrets of the newest providers with a smaller id, at most `limit`. Needs a store handle
+    /// for all tenants, because all tenants share one key.
     pub async fn sealed_before(&self, id: i32, limit: i64) -> Result<Vec<Sealed>, DbError> {
         let sql = "SELECT id, tenant, name, secrets FROM postcommit.provider WHERE secrets IS NOT NULL AND id < $1
             ORDER BY id DESC LIMIT $2";
@@ -243,8 +245,8 @@ impl Store {
         self.change_all(statements, deciding, AuditEntry::new(tenant, "secrets.rotate", "secrets.key")).await
     }
 
-    /// Replaces the encrypted secrets of a provider by the same secrets, encrypted with another key. Returns false
-    /// without a change if the provider has other ones by now.
+    /// Replaces the encrypted secrets of a provider with the same secrets, encrypted with another key. Returns false
+    /// without a change if the provider has other secrets by now.
     pub async fn reseal(&self, was: &Sealed, secrets: Vec<u8>) -> Result<bool, DbError> {
         let sql = "UPDATE postcommit.provider SET secrets = $3, revision = revision + 1, updated_at = {now}
             WHERE id = $1 AND secrets = $2";

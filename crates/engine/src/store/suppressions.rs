@@ -116,7 +116,7 @@ const WRITE: &str =
 
 impl Store {
     /// Returns the statements that suppress an address without an end, with the entry in the audit log. A suppression
-    /// that never ends keeps its reason. Run them in the transaction of the change that gives the reason.
+    /// that never ends keeps its reason. Run them in the transaction of the change that causes the suppression.
     pub(in crate::store) fn suppress_from_now(
         &self,
         tenant: i32,
@@ -203,7 +203,7 @@ impl Store {
     }
 }
 
-/// Returns the subject of audit entries. The address is masked, because the audit log is kept for long.
+/// Returns the subject of audit entries. The address is masked, because the audit log is kept for a long time.
 fn subject(channel: &str, to: &str) -> String {
     format!("{channel} {}", masked(to))
 }

@@ -17,12 +17,12 @@ use crate::store::providers::turn;
 use crate::store::unreadable::legible;
 use crate::store::{AuditEntry, NotificationFilter, Store};
 
-/// The most templates of a tenant, without deleted ones.
+/// The maximum number of templates of a tenant. Deleted templates do not count.
 pub const TEMPLATES: usize = 5000;
-/// How many events of an undeclared type are examined to collect the names in their payloads.
+/// How many events of an undeclared event type are examined to collect the names in their payloads.
 pub const EVENTS_EXAMINED: i64 = 100;
 
-/// A template: its place and its sending rules. Its text is in its versions.
+/// A template: where it applies and its sending rules. The text of a template is in its versions.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TemplateDraft {
@@ -201,7 +201,8 @@ impl Store {
         self.db.query(sql, vec![tenant.into()]).await?.first().map_or(Ok(0), |row| row.get(0))
     }
 
-    /// Returns the id of another active template at the same place. At most one template at a place may be active.
+    /// Returns the id of another active template at the same place: event type, channel, audience, language and scope.
+    /// At most one template at a place may be active.
     pub async fn template_at(&self, tenant: i32, draft: &TemplateDraft) -> Result<Option<String>, DbError> {
         let sql = format!("SELECT o.id FROM postcommit.template o WHERE {AT_PLACE}");
         let mut parameters = place(tenant, draft);
@@ -248,9 +249,10 @@ impl Store {
         Ok(created)
     }
 
-    /// Notes that a template which was activated is used from now on. The time must be after the commit, so that a claim
-    /// which begins later knows the template (docs/decisions/0033). If this fails, the time of the activation itself stays.
-    /// On SQLite that is right anyway, because a claim and a change exclude each other.
+    /// Records that an activated template is used from now on. The recorded time must be after the commit of the
+    /// activation, so that every claim that begins later knows the template (docs/decisions/0033). If recording fails,
+    /// the time of the activation itself stays. On SQLite that time is right anyway, because claims and changes exclude
+    /// each other.
     async fn note_use(&self, tenant: i32, id: &str) {
         if self.db.kind() != "postgres" {
             return;
@@ -262,7 +264,7 @@ impl Store {
             self.db.execute_one(sql, vec![tenant.into(), id.into()]).await
         };
         if let Err(problem) = noted.await {
-            tracing::warn!(%problem, template = id, "could not note since when the template is used; it is used all the same");
+            tracing::warn!(%problem, template = id, "could not record since when the template is in use; it is in use nevertheless");
         }
     }
 
@@ -310,8 +312,8 @@ impl Store {
         Ok(updated)
     }
 
-    /// Hides a template that is not active and has the revision that was read. Its versions stay, because deliveries
-    /// name them. Returns false if the template was changed in the meantime.
+    /// Marks a template as deleted if it is not active and has the revision that was read. The versions of the template
+    /// stay, because deliveries refer to them. Returns false if the template was changed in the meantime.
     pub async fn delete_template(&self, template: &TemplateRow) -> Result<bool, DbError> {
         let sql = "UPDATE postcommit.template SET deleted_at = {now}, revision = revision + 1, updated_at = {now}
             WHERE tenant = $1 AND id = $2 AND revision = $3 AND NOT active AND deleted_at IS NULL";
@@ -321,7 +323,7 @@ impl Store {
         self.change_content(tenant, vec![(sql.to_owned(), parameters)], entry).await
     }
 
-    /// Returns the statement that writes the version whose number the template now has.
+    /// Returns the statement that writes the source of a template's current version.
     fn insert_version(&self, tenant: i32, id: &str, source: &Source, note: Option<&str>) -> Statement {
         let sql = format!(
             "INSERT INTO postcommit.template_version ({VERSION_COLUMNS})
@@ -349,7 +351,7 @@ impl Store {
         (sql, parameters)
     }
 
-    /// Reads one page of a template's versions, newest first, before a version.
+    /// Reads one page of a template's versions, newest first. With `before` only versions with a lower number.
     pub async fn template_versions(
         &self,
         tenant: i32,
@@ -431,8 +433,8 @@ fn place(tenant: i32, draft: &TemplateDraft) -> Vec<Value> {
     std::iter::once(tenant.into()).chain(texts.map(|text| text.as_str().into())).collect()
 }
 
-/// Whether a template stays with its event type, channel, audience and scope. The triggers in `functions/content.sql` compare
-/// the same.
+/// Returns whether a template keeps its event type, channel, audience and scope. The triggers in
+/// `functions/content.sql` compare the same fields.
 fn is_at_same_place(from: &TemplateDraft, to: &TemplateDraft) -> bool {
     let place = |of: &TemplateDraft| {
         [&of.event_type, &of.channel, &of.audience, &of.scope_type, &of.scope_id].map(String::clone)
@@ -440,7 +442,7 @@ fn is_at_same_place(from: &TemplateDraft, to: &TemplateDraft) -> bool {
     place(from) == place(to)
 }
 
-/// The fields that differ, with their values before and after.
+/// Returns the fields in which two drafts differ, with the values before and after.
 fn differing(from: &TemplateDraft, to: &TemplateDraft) -> Json {
     let (from, to) = (json!(from), json!(to));
     let fields = from.as_object().into_iter().flatten().filter(|(name, was)| to[name.as_str()] != **was);
@@ -475,12 +477,12 @@ fn listed(row: &Row) -> Result<TemplateRow, DbError> {
     })
 }
 
-/// Returns a throttle or digest as a parameter.
+/// Returns a throttle or digest rule as a parameter.
 fn rule(rule: &Option<impl Serialize>) -> Value {
     rule.as_ref().map(|rule| json!(rule)).into()
 }
 
-/// Reads a throttle or digest. An unreadable one is ignored.
+/// Reads a throttle or digest rule. An unreadable rule is ignored.
 pub(in crate::store) fn stored_rule<T: DeserializeOwned>(row: &Row, place: usize) -> Result<Option<T>, DbError> {
     let stored: Option<Json> = row.get(place)?;
     Ok(stored.and_then(|json| serde_json::from_value(json).ok()))
@@ -490,7 +492,7 @@ fn version(row: &Row) -> Result<VersionRow, DbError> {
     Ok(VersionRow { version: row.get(0)?, created_at: row.get(1)?, created_by: row.get(2)?, note: row.get(3)? })
 }
 
-/// Reads the source of a version from column 4 on.
+/// Reads the source of a template version from a row, from column 4 on.
 pub(in crate::store) fn source(row: &Row) -> Result<Source, DbError> {
     let parts: Json = row.get(10)?;
     Ok(Source {
@@ -500,7 +502,7 @@ pub(in crate::store) fn source(row: &Row) -> Result<Source, DbError> {
         html: row.get(7)?,
         data: row.get(8)?,
         layout: row.get(9)?,
-        parts: serde_json::from_value(parts).map_err(|e| DbError::Unreadable(format!("parts: {e}")))?,
+        parts: serde_json::from_value(parts).map_err(|e| DbError::Unreadable(format!("the column parts: {e}")))?,
         brand: row.get(11)?,
         missing: missing(row, 12)?,
         date_format: row.get(13)?,

@@ -24,13 +24,13 @@ pub enum TenantError {
     /// A field is beyond its limit.
     #[error("{0}")]
     Refused(String),
-    #[error("name: a tenant {0:?} already exists")]
+    #[error("name: a tenant {0:?} already exists; choose another name")]
     Taken(String),
     #[error(transparent)]
     Database(#[from] DbError),
 }
 
-/// A tenant: an owner of data.
+/// A tenant, which owns data and keys.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TenantRow {
@@ -48,7 +48,7 @@ pub struct TenantRow {
     pub weight: i32,
 }
 
-/// How many tenants with unreadable names a list shows at most.
+/// How many tenants with unreadable names a list of tenants shows at most.
 const UNREADABLE_SHOWN: i64 = 10;
 
 const COLUMNS: &str = "id, name, created_at, suspended_at, suspended_reason, weight";
@@ -82,9 +82,9 @@ impl Store {
         self.change(INSERT, vec![name.into()], AuditEntry::of_tenant(name, "tenant.create")).await
     }
 
-    /// Suspends a tenant, so that nothing of it is sent. Its deliveries stay in the queue. Its application may continue
-    /// to enqueue with SQL, because a notification must not abort a business transaction. Returns false if the tenant
-    /// does not exist or is already suspended.
+    /// Suspends a tenant: nothing of it is sent, and its deliveries stay in the queue. Its application may continue to
+    /// enqueue with SQL, because a notification must not abort a business transaction. Returns false if the tenant does
+    /// not exist or is already suspended.
     pub async fn suspend_tenant(&self, tenant: i32, reason: &str) -> Result<bool, TenantError> {
         let chars = reason.chars().count();
         if !(1..=REASON_CHARS).contains(&chars) || reason.contains('\0') {
@@ -127,8 +127,8 @@ impl Store {
             format!("SELECT {COLUMNS} FROM postcommit.tenant WHERE name > $1 AND {is_text} ORDER BY name LIMIT $2");
         let rows = self.db.query(&sql, vec![after.unwrap_or("").into(), limit.into()]).await?;
         let mut tenants = legible("tenants", rows.iter().map(listed));
-        // Names that are not text have no place in the order, so no page could begin after them. They come first on the
-        // first page, and they never fill it completely.
+        // Tenants whose names are not text have no place in the order, so no page could begin after them. They come
+        // first on the first page, and they never fill that page completely.
         if after.is_none() {
             let sql = format!("SELECT {COLUMNS} FROM postcommit.tenant WHERE {is_bytes} ORDER BY id LIMIT $1");
             let rows = self.db.query(&sql, vec![UNREADABLE_SHOWN.min(limit - 2).max(0).into()]).await?;
@@ -171,7 +171,7 @@ impl Store {
 
     /// Returns the number of a tenant.
     pub async fn tenant(&self, name: &str) -> Result<Option<i32>, DbError> {
-        // PostgreSQL refuses NUL in a parameter.
+        // PostgreSQL refuses NUL in a parameter, and no tenant has such a name.
         if name.contains('\0') {
             return Ok(None);
         }

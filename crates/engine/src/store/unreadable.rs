@@ -1,6 +1,6 @@
-//! Handles rows with values of a wrong type. They were written by hand, by an older version, or by an application whose
-//! driver bound text as bytes. Such a row does not prevent other rows from being shown or sent. Its readable columns
-//! are shown, or it is left out and logged. `doctor` reports the columns.
+//! Handles rows with values of a wrong type. Such values were written by hand, by an older version, or by an
+//! application whose driver bound text as bytes. Such a row does not prevent other rows from being shown or sent. Its
+//! readable columns are shown, or the row is left out and logged. `doctor` reports the columns with such values.
 
 use crate::db::{Cells, Db, DbError, FromValue, Row, Value, sqlite};
 

@@ -150,7 +150,7 @@ impl UserDraft {
         Ok(())
     }
 
-    /// Returns the addresses as rows. The position of an address is its index in the list.
+    /// Returns the addresses as rows. The position of an address is its place in the list, from 1.
     fn rows(&self) -> Json {
         let row = |(place, of): (usize, &UserAddress)| {
             json!({
@@ -176,7 +176,7 @@ impl UserDraft {
 }
 
 impl UserAddress {
-    /// Checks an address by the rules for recipients. `place` is its name in errors.
+    /// Checks an address by the rules for recipients. `place` is the address's name in errors.
     fn check(&self, place: &str) -> Result<(), EditError> {
         let Some(recipient) = address(&self.kind, &self.address) else {
             let (kind, allowed) = (&self.kind, ADDRESS_KINDS.join(", "));
@@ -193,14 +193,15 @@ fn time_zone(name: &str, zone: Option<&str>) -> Result<(), EditError> {
     check_time_zone(zone).map_err(|problem| EditError::Refused(format!("{name}: {problem}")))
 }
 
-/// How many users a search looks at for one page. The next page goes on from there.
+/// How many users a search examines for one page. The next page continues from there.
 pub const USERS_EXAMINED: i64 = 10_000;
 
 /// A page of a search for users.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UsersFound {
     pub rows: Vec<UserRow>,
-    /// The tenant's number and the id after which the search goes on. `None` if it is complete.
+    /// The tenant's number and the user id after which the next page of the search begins. `None` if the search is
+    /// complete.
     pub more: Option<(i32, String)>,
 }
 
@@ -225,7 +226,7 @@ const UPDATE: &str = "UPDATE postcommit.user_profile
     WHERE tenant = $1 AND id = $2 AND revision = $8";
 
 impl Store {
-    /// Creates a user.
+    /// Creates a user. Fails if the id is taken.
     pub async fn create_user(&self, tenant: i32, id: &str, user: &UserDraft) -> Result<UserRow, EditError> {
         check_user_id(id)?;
         user.check()?;
@@ -288,7 +289,7 @@ impl Store {
         Err(Subject("user", id).overtaken())
     }
 
-    /// Deletes a user with its addresses, its preferences and its places in lists.
+    /// Deletes a user with all addresses and preferences, and removes the user from lists.
     pub async fn delete_user(&self, tenant: i32, id: &str) -> Result<(), EditError> {
         check_user_id(id).map_err(|_| Subject("user", id).unknown())?;
         let of_user = || vec![tenant.into(), id.into()];
@@ -347,9 +348,8 @@ impl Store {
         self.user_row(tenant, id).await?.ok_or_else(|| Subject("user", id).unknown())
     }
 
-    /// Reads one user.
     pub async fn user_row(&self, tenant: i32, id: &str) -> Result<Option<UserRow>, DbError> {
-        // PostgreSQL refuses NUL in a parameter.
+        // PostgreSQL refuses NUL in a parameter, and no user has such an id.
         if id.contains('\0') {
             return Ok(None);
         }
@@ -373,9 +373,9 @@ impl Store {
         Ok(legible("users", self.db.query(&sql, parameters).await?.iter().map(listed)))
     }
 
-    /// Searches users whose id or name contains the text, or one of whose addresses is the text. Case makes no
-    /// difference in ASCII letters. The filter's limit is that of the page, and at most [`USERS_EXAMINED`] users are
-    /// examined for it.
+    /// Searches users whose id or name contains the text, or who have an address that equals the text. Case makes no
+    /// difference in ASCII letters. The filter's limit is the size of the page, and at most [`USERS_EXAMINED`] users
+    /// are examined for a page.
     pub async fn search_users(&self, filter: &UserFilter, text: &str) -> Result<UsersFound, DbError> {
         let (mut examined, mut parameters) = (String::new(), SqlParameters::default());
         if let Some(tenant) = filter.tenant {
@@ -394,7 +394,7 @@ impl Store {
             "postgres" => "strpos",
             _ => "instr",
         };
-        // Addresses are kept as they were given, so that mail addresses are compared in lower case.
+        // Addresses are stored as they were given, so they are also compared in lower case, for mail addresses.
         let sql = format!(
             "{} WHERE (u.tenant, u.id) IN (SELECT x.tenant, x.id FROM ({examined} LIMIT {USERS_EXAMINED}) x)
                AND ({found}(lower(u.id), {words}) > 0 OR {found}(lower(coalesce(u.name, '')), {words}) > 0
@@ -418,7 +418,7 @@ impl Store {
     }
 
     fn select_users(&self) -> String {
-        // Each database has its own functions that combine the addresses into one JSON text.
+        // Each database has its own functions that combine a user's addresses into one JSON text.
         let addresses = match self.db.kind() {
             "postgres" => {
                 "SELECT jsonb_agg(jsonb_build_array(a.position, a.kind, a.address,
@@ -485,7 +485,7 @@ pub(in crate::store) fn quiet_hours(row: &Row, place: usize) -> Result<Option<Qu
 fn addresses_in(json: &str) -> Result<Vec<UserAddress>, DbError> {
     type Listed = (i32, String, String, Option<i64>, Option<String>);
     let listed: Vec<Listed> =
-        serde_json::from_str(json).map_err(|problem| DbError::Unreadable(format!("addresses of a user: {problem}")))?;
+        serde_json::from_str(json).map_err(|problem| DbError::Unreadable(format!("a user's addresses: {problem}")))?;
     let address = |(_, kind, address, verified, disabled_reason): Listed| UserAddress {
         kind,
         address,

@@ -14,7 +14,7 @@ use crate::store::hosts::{HOST_HELD, HOST_PAUSED, waits_for};
 use crate::store::numbers::kpis::before;
 use crate::store::secret_key::closed_by_secrets;
 
-/// A pass within this time counts as a process that delivers. Cron usually starts a pass every minute.
+/// If a pass began within this time, deliveries are taken to be sent. Cron usually starts a pass every minute.
 const PASS_DELIVERS: Duration = Duration::from_secs(120);
 
 const NO_PROCESS: &str = "a process that delivers: start `postcommit serve` or `postcommit serve --role worker`";
@@ -81,7 +81,7 @@ impl Obstacles {
     }
 }
 
-/// Returns words that say until when a delivery waits that is not due yet.
+/// Returns the text for a delivery that is not due yet: what it waits for, and until when.
 fn until(row: &DeliveryRow, next: Timestamp) -> String {
     let next = full_second(next);
     let host = row.last_error.as_deref().and_then(|text| text.strip_prefix(&waits_for("")));
@@ -94,7 +94,7 @@ fn until(row: &DeliveryRow, next: Timestamp) -> String {
     }
 }
 
-/// Returns the next full second. People wait for seconds, and the digits after them hide the time.
+/// Rounds up to a full second, because fractions of a second make a time hard to read.
 fn full_second(at: Timestamp) -> Timestamp {
     const SECOND: i64 = 1_000_000;
     let seconds = at.as_micros().div_euclid(SECOND) + i64::from(at.as_micros().rem_euclid(SECOND) > 0);
@@ -136,7 +136,7 @@ impl Store {
             WHERE q.tenant IN (SELECT id FROM postcommit.tenant) AND q.notification_id = $1
               AND q.lease_until IS NOT NULL";
         let rows = self.db.query(sql, vec![notification.into()]).await?;
-        // A row with an unreadable time is left out, and the list is shown without that time.
+        // A delivery with an unreadable time is left out, so that the list is shown without that time.
         Ok(rows.iter().filter_map(|row| Some((row.get(0).ok()?, row.get(1).ok()?))).collect())
     }
 
@@ -158,7 +158,8 @@ impl Store {
             closed: HashMap::new(),
         };
         for row in self.db.query(&sql, self.who_opens(tenant).await?).await? {
-            // Unreadable values must not hide the list. A tenant with any value in this column is suspended.
+            // Unreadable values must not hide the list of deliveries. Any value but NULL in `suspended_at` counts as
+            // suspended.
             let Ok(tenant) = row.get::<String>(0) else { continue };
             if !matches!(row.get::<Option<Timestamp>>(1), Ok(None)) {
                 found.suspended.insert(tenant.clone());

@@ -120,7 +120,7 @@ on_both! {
         world.pass().await;
         assert_eq!((service.requests(), provider(&world).await.trips), (first + 1, 2));
         let reason = provider(&world).await.hold_reason.unwrap();
-        assert_eq!(reason, "the send that probed it failed with http_503");
+        assert_eq!(reason, "the send that probed the service failed with http_503");
         assert!(held_for(&world).await > short + Duration::from_secs(20), "twice as long");
         assert_eq!(in_state(&world, "retrying").await.len(), first + 1, "the probe is judged and counted as always");
 

@@ -493,7 +493,7 @@ on_both! {
         assert_eq!(moved().await, 1);
         let row = world.sql("SELECT moves, attempts, code, detail FROM postcommit.delivery_queue", vec![]).await.remove(0);
         assert_eq!((row.get::<i32>(0).unwrap(), row.get::<i32>(1).unwrap(), row.get::<String>(2).unwrap()), (1, 0, "failed_over".into()));
-        assert_eq!(row.get::<String>(3).unwrap(), "moved on from provider first, which cannot send now");
+        assert_eq!(row.get::<String>(3).unwrap(), "moved from provider first, which cannot send now");
     }
 
     /// A circle that was written by hand: the delivery moves a limited number of times.

@@ -44,7 +44,7 @@ on_both! {
         let other = world.store.create_key(world.tenant, &draft("b", &["read"])).await.unwrap();
         let (token, secret) = (made.token.reveal(), other.token.reveal().splitn(3, '_').last().unwrap());
         for wrong in ["", "pc", "pc__", "pc_a", "nonsense", &format!("pc_{}_", made.id), &format!("pc_{}_{secret}", made.id), &format!("xx{}", &token[2..]), &format!("pc_0000000000000000_{secret}")] {
-            assert_eq!(refusal(&world, wrong).await, "the API key is not known", "{wrong}");
+            assert_eq!(refusal(&world, wrong).await, "the API key is not known; check it, or create another key", "{wrong}");
         }
         let expiring = world.store.create_key(world.tenant, &KeyDraft { expires_at: Some(far()), ..draft("c", &["read"]) }).await.unwrap();
         world.store.find_key(expiring.token.reveal()).await.unwrap();
@@ -53,7 +53,7 @@ on_both! {
         assert!(world.store.revoke_key(world.tenant, &made.id).await.unwrap());
         assert!(!world.store.revoke_key(world.tenant, &made.id).await.unwrap(), "once");
         assert!(refusal(&world, token).await.starts_with("the API key was revoked at "));
-        assert_eq!(refusal(&world, &format!("pc_{}_{secret}", made.id)).await, "the API key is not known");
+        assert_eq!(refusal(&world, &format!("pc_{}_{secret}", made.id)).await, "the API key is not known; check it, or create another key");
         assert!(world.store.any_key().await.unwrap(), "the other one");
         world.store.revoke_key(world.tenant, &other.id).await.unwrap();
         assert!(!world.store.any_key().await.unwrap(), "neither a revoked nor an expired one counts");

@@ -9,7 +9,7 @@ use crate::process::Child;
 
 /// A running `mosquitto` that keeps sessions in its file.
 pub struct Mosquitto {
-    /// The process ends before its folder is removed.
+    /// Declared before `folder`, so that the process ends before its folder is removed.
     server: Option<Child>,
     addr: SocketAddr,
     folder: TempDir,
@@ -17,7 +17,7 @@ pub struct Mosquitto {
 
 impl Mosquitto {
     /// Starts the broker on a free port of 127.0.0.1. `more` are further lines of its configuration, in which `FOLDER`
-    /// stands for its folder. `files` are put there.
+    /// stands for its folder. `files` are written into that folder.
     ///
     /// # Panics
     /// If `mosquitto` is not installed, or does not start.
@@ -60,10 +60,10 @@ impl Mosquitto {
         self.addr
     }
 
-    /// A client whose session outlives its connections, and that subscribes to the filter.
+    /// Returns a client that is subscribed to the filter. Its session outlives its connections.
     pub fn subscriber(&self, client_id: &str, filter: &str) -> Subscriber {
         let mut subscriber = Subscriber::open(self.addr, client_id);
-        // SUBSCRIBE number 1 without properties, with QoS 1.
+        // The body of SUBSCRIBE: packet id 1, no properties, the filter, QoS 1.
         let body = [&[0, 1, 0], string(filter).as_slice(), &[1]].concat();
         subscriber.0.write(&packet(0x82, &body));
         let (kind, body) = subscriber.read();
@@ -71,7 +71,7 @@ impl Mosquitto {
         subscriber
     }
 
-    /// Opens the session of an earlier subscriber again, which the broker has kept events for.
+    /// Opens the session of an earlier subscriber again. The broker has kept its events meanwhile.
     pub fn session(&self, client_id: &str) -> Subscriber {
         Subscriber::open(self.addr, client_id)
     }
@@ -91,8 +91,8 @@ impl Subscriber {
         this
     }
 
-    /// All events that the broker holds for this session. It publishes a last message on `topic`, which the session must
-    /// receive, and reads up to it.
+    /// Returns all events that the broker holds for this session. To find the end, it publishes a last message on
+    /// `topic`, to which the session must be subscribed, and reads up to that message.
     pub fn events(&mut self, topic: &str) -> Vec<StoredEvent> {
         const LAST: &str = "the last message of the test";
         let body = [string(topic).as_slice(), &[0, 7, 0], LAST.as_bytes()].concat();
@@ -121,7 +121,8 @@ impl Subscriber {
         }
     }
 
-    /// Reads PUBLISH and acknowledges it. `id` of the event is its message expiry and its content type, as text.
+    /// Reads a PUBLISH packet and acknowledges it. The event's `id` is its message expiry and its content type, as
+    /// text.
     fn take(&mut self, kind: u8, body: &[u8]) -> StoredEvent {
         let topic = usize::from(u16::from_be_bytes([body[0], body[1]]));
         let (target, mut rest) = (&body[2..2 + topic], &body[2 + topic..]);
@@ -150,7 +151,7 @@ impl Subscriber {
     }
 }
 
-/// The message expiry and the content type among the properties of an event, such as `60 text/plain`.
+/// Returns the message expiry and the content type from an event's properties, such as `60 text/plain`.
 fn described(mut left: &[u8]) -> String {
     let (mut expiry, mut content_type) = (String::new(), String::new());
     while let Some((identifier, rest)) = left.split_first() {
@@ -190,7 +191,7 @@ fn packet(first: u8, body: &[u8]) -> Vec<u8> {
     }
 }
 
-/// A length of variable size, and how many bytes it took.
+/// Reads a variable-length integer. Returns its value and its number of bytes.
 fn length(bytes: &[u8]) -> (usize, usize) {
     let mut length = 0;
     for (place, byte) in bytes.iter().enumerate() {

@@ -10,7 +10,7 @@ use crate::process::Child;
 
 /// A running `nats-server` with a JetStream store of its own.
 pub struct Nats {
-    /// The process ends before its folder is removed.
+    /// Declared before `folder`, so that the process ends before its folder is removed.
     server: Option<Child>,
     addr: SocketAddr,
     folder: TempDir,
@@ -52,13 +52,13 @@ impl Nats {
         self.addr
     }
 
-    /// A client that signs in with these fields of CONNECT.
+    /// Returns a client that signs in with these fields of CONNECT.
     pub fn client(&self, sign_in: &Value) -> NatsClient {
         NatsClient::open(self.addr, sign_in)
     }
 }
 
-/// A client that asks JetStream over its API.
+/// A client of JetStream's API.
 pub struct NatsClient(Connection);
 
 impl NatsClient {
@@ -75,7 +75,7 @@ impl NatsClient {
         this
     }
 
-    /// Makes a stream for the subjects. It recognises repeated ids for two minutes.
+    /// Creates a stream for the subjects. The stream recognises repeated ids for two minutes.
     pub fn add_stream(&mut self, name: &str, subjects: &[&str], more: &Value) {
         let mut config = json!({
             "name": name, "subjects": subjects, "retention": "limits", "storage": "file", "num_replicas": 1,
@@ -88,7 +88,7 @@ impl NatsClient {
         assert!(answer.get("error").is_none(), "{answer}");
     }
 
-    /// All messages of a stream, in its order.
+    /// Returns all messages of a stream in order.
     pub fn events(&mut self, stream: &str) -> Vec<StoredEvent> {
         let state = self.ask(&format!("STREAM.INFO.{stream}"), &json!({}))["state"].clone();
         let number = |name: &str| state[name].as_u64().expect("a number of the stream's state");
@@ -105,7 +105,7 @@ impl NatsClient {
         StoredEvent { target, id: id.to_owned(), body: decoded(&message["data"]) }
     }
 
-    /// Asks the API of JetStream.
+    /// Sends a request to JetStream's API and returns the response.
     fn ask(&mut self, subject: &str, request: &Value) -> Value {
         let body = request.to_string();
         self.0.write(format!("PUB $JS.API.{subject} test.inbox {}\r\n{body}\r\n", body.len()).as_bytes());

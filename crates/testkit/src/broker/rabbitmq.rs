@@ -13,9 +13,9 @@ use crate::process::Child;
 /// A running RabbitMQ node with ports, a cookie and a folder of its own. It takes about ten seconds to start.
 pub struct RabbitMq {
     addr: SocketAddr,
-    /// The processes end before their folder is removed.
+    /// Declared before `_folder`, so that the processes end before their folder is removed.
     _server: Child,
-    /// The port mapper of Erlang, which the node would otherwise start by itself and leave behind.
+    /// Erlang's port mapper. Without it, the node would start one by itself and leave it running.
     _epmd: Child,
     _folder: TempDir,
 }
@@ -27,11 +27,11 @@ impl RabbitMq {
     /// # Panics
     /// If RabbitMQ is not installed, or does not start.
     pub fn start(more: &str) -> Self {
-        // Not in memory: in a container there is less room for it than a node asks for.
+        // The folder is not in /dev/shm, because in a container that has less free space than a node requires.
         let folder = tempfile::tempdir().expect("a folder for RabbitMQ");
         let (addr, epmd, dist) = (free_addr(), free_addr().port(), free_addr().port());
         let in_folder = |name: &str| text(&folder.path().join(name));
-        // A node blocks its publishers when the machine is short of memory or disk, which is not what tests are about.
+        // With the default limits, a node blocks publishers when the machine is short of memory or disk.
         let alarms = "disk_free_limit.absolute = 1MB\nvm_memory_high_watermark.relative = 0.9\n";
         let lines = format!("listeners.tcp.1 = {addr}\n{alarms}{more}\n");
         std::fs::write(in_folder("rabbitmq.conf"), lines).expect("rabbitmq.conf");
@@ -40,7 +40,7 @@ impl RabbitMq {
         mapper.args(["-port", &epmd.to_string(), "-address", "127.0.0.1"]);
         let mapper = Child::spawn(mapper);
         wait_until_open(epmd);
-        // The script of Debian's package would change the user. This one leaves the environment alone.
+        // Debian's /usr/sbin/rabbitmq-server changes the user. This script keeps the user and the environment.
         let mut command = program("/usr/lib/rabbitmq/bin/rabbitmq-server");
         command
             .env("HOME", folder.path())
@@ -54,7 +54,7 @@ impl RabbitMq {
             .env("RABBITMQ_LOGS", "-")
             .env("RABBITMQ_ENABLED_PLUGINS_FILE", in_folder("plugins"))
             .env("RABBITMQ_CONFIG_FILE", in_folder("rabbitmq.conf"))
-            // With a supervisor, the script becomes the node. Otherwise the node would outlive the script.
+            // If this is set, the script replaces itself with the node. Otherwise the node would outlive the script.
             .env("NOTIFY_SOCKET", in_folder("supervisor"));
         let server = Child::spawn(command);
         server.wait_for_line("Server startup complete");
@@ -66,13 +66,13 @@ impl RabbitMq {
         self.addr
     }
 
-    /// A client that is signed in as `guest`.
+    /// Returns a client that is signed in as `guest`.
     pub fn client(&self) -> RabbitMqClient {
         RabbitMqClient::open(self.addr)
     }
 }
 
-/// Waits until the port mapper listens. A node that does not find it starts one of its own and leaves it behind.
+/// Waits until the port mapper listens. A node that does not find one starts its own and leaves it running.
 fn wait_until_open(port: u16) {
     let deadline = Instant::now() + GUARD;
     // The state is polled, because the port mapper says nothing when it is ready.
@@ -82,7 +82,7 @@ fn wait_until_open(port: u16) {
     }
 }
 
-/// A client that makes queues and reads what they hold.
+/// A client that creates queues and reads their messages.
 pub struct RabbitMqClient(Connection);
 
 impl RabbitMqClient {
@@ -101,7 +101,7 @@ impl RabbitMqClient {
         this
     }
 
-    /// Makes a durable queue. `most` is the most messages, beyond which it refuses further ones.
+    /// Creates a durable queue. It refuses further messages when it holds `most`.
     pub fn add_queue(&mut self, name: &str, most: Option<i64>) {
         let limits = most.map_or(vec![], |most| {
             [
@@ -111,12 +111,12 @@ impl RabbitMqClient {
             .concat()
         });
         let limits = [&u32::try_from(limits.len()).expect("a short table").to_be_bytes()[..], &limits].concat();
-        // Durable.
+        // The flags 0b10 mean durable.
         self.send(1, (50, 10), &[vec![0, 0], short(name), vec![0b10], limits].concat());
         self.until((50, 11));
     }
 
-    /// Makes a durable topic exchange and binds a queue to it.
+    /// Creates a durable topic exchange and binds a queue to it.
     pub fn add_exchange(&mut self, name: &str, queue: &str, pattern: &str) {
         let none = [0; 4];
         self.send(1, (40, 10), &[&[0, 0], &short(name)[..], &short("topic"), &[0b10], &none].concat());
@@ -130,7 +130,7 @@ impl RabbitMqClient {
     pub fn events(&mut self, queue: &str) -> Vec<StoredEvent> {
         let mut events = vec![];
         loop {
-            // Get without acknowledgement.
+            // The method basic.get, without acknowledgement.
             self.send(1, (60, 70), &[&[0, 0], &short(queue)[..], &[1]].concat());
             let (which, arguments) = self.method();
             if which == (60, 72) {
@@ -158,7 +158,7 @@ impl RabbitMqClient {
         self.0.write(&[&head, &which, arguments, &[0xce]].concat());
     }
 
-    /// Reads the next method, which must be this one. Returns its arguments.
+    /// Reads the next method, which must be `expected`. Returns its arguments.
     fn until(&mut self, expected: (u16, u16)) -> Vec<u8> {
         let (which, arguments) = self.method();
         assert_eq!(which, expected, "{}", String::from_utf8_lossy(&arguments));
@@ -172,7 +172,7 @@ impl RabbitMqClient {
         ((number(0), number(2)), content[4..].to_vec())
     }
 
-    /// The next frame that is no heartbeat: its kind and its content.
+    /// Returns the kind and the content of the next frame that is no heartbeat.
     fn frame(&mut self) -> (u8, Vec<u8>) {
         loop {
             let head = self.0.exactly(7);
@@ -186,7 +186,8 @@ impl RabbitMqClient {
     }
 }
 
-/// The property `message_id` of a header. The driver's properties before it are texts, a table and the delivery mode.
+/// Returns the property `message_id` of a content header. The driver sets only texts, a table and the delivery mode
+/// before it.
 fn message_id(header: &[u8]) -> String {
     let flags = u16::from_be_bytes([header[12], header[13]]);
     let mut left = &header[14..];
@@ -204,7 +205,7 @@ fn message_id(header: &[u8]) -> String {
     String::new()
 }
 
-/// A short text at the beginning of the bytes, and the rest.
+/// Splits the bytes into the short string at their beginning and the rest.
 fn text_at(bytes: &[u8]) -> (String, &[u8]) {
     let (text, rest) = bytes[1..].split_at(bytes[0].into());
     (String::from_utf8_lossy(text).into_owned(), rest)

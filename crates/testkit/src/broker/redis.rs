@@ -9,7 +9,7 @@ use crate::process::Child;
 
 /// A running `redis-server` that writes each change to its file.
 pub struct Redis {
-    /// The process ends before its folder is removed.
+    /// Declared before `folder`, so that the process ends before its folder is removed.
     server: Option<Child>,
     addr: SocketAddr,
     folder: TempDir,
@@ -52,7 +52,7 @@ impl Redis {
         self.addr
     }
 
-    /// A client that signs in with these words after AUTH, unless there are none.
+    /// Returns a client. It signs in with AUTH and these words, if there are any.
     pub fn client(&self, sign_in: &[&str]) -> RedisClient {
         let mut client = RedisClient(Connection::open(self.addr));
         if !sign_in.is_empty() {
@@ -95,10 +95,10 @@ impl RedisClient {
         }
     }
 
-    /// All entries of a stream, in its order.
+    /// Returns all entries of a stream in order.
     pub fn events(&mut self, stream: &str) -> Vec<StoredEvent> {
         let texts = self.ask(&["XRANGE", stream, "-", "+"]);
-        // Each entry is its own id, then name and value of three fields.
+        // An entry has seven texts: its own id, then name and value of three fields.
         let entries = texts.chunks(7).map(|entry| {
             assert_eq!((entry[1].as_str(), entry[3].as_str(), entry[5].as_str()), ("id", "type", "event"), "{entry:?}");
             StoredEvent { target: stream.to_owned(), id: entry[2].clone(), body: entry[6].clone() }

@@ -222,7 +222,8 @@ BEGIN
     RETURN QUERY SELECT u.place::int, u.id, false FROM unnest(ids) WITH ORDINALITY u (id, place);
     RETURN;
   END IF;
-  -- Some keys were used before. Only a new statement sees the rows that the other transaction has committed meanwhile.
+  -- Some keys were used before. Only a new statement sees the rows that concurrent transactions have committed
+  -- meanwhile.
   RETURN QUERY
     SELECT u.place::int, coalesce(f.id, postcommit.settle_duplicate(
         postcommit.tenant_id(coalesce(i ->> 'tenant', 'default')), coalesce(i ->> 'tenant', 'default'),

@@ -17,7 +17,7 @@ CREATE OR REPLACE TRIGGER tenant_changed BEFORE UPDATE ON postcommit.tenant FOR 
   EXECUTE FUNCTION postcommit.number_change();
 
 -- Records a deleted provider. A dispatcher whose version is older than the rows kept here reads all providers. After a
--- TRUNCATE every dispatcher does.
+-- TRUNCATE every dispatcher reads all providers.
 CREATE OR REPLACE FUNCTION postcommit.note_gone() RETURNS trigger
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, postcommit, pg_temp AS $$
 DECLARE

@@ -1,5 +1,5 @@
 -- Numbers each change of a template, an event type or a tenant's content settings like a change of a provider
--- (functions/providers.sql). Writing the number is not a change itself.
+-- (functions/providers.sql). Writing the number does not count as another change.
 CREATE TRIGGER postcommit_content_settings_inserted AFTER INSERT ON postcommit_content_settings BEGIN
   UPDATE postcommit_provider_version SET version = version + 1;
   UPDATE postcommit_content_settings SET changed = (SELECT version FROM postcommit_provider_version) WHERE tenant = NEW.tenant;

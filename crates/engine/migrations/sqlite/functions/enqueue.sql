@@ -69,8 +69,8 @@ CREATE TRIGGER postcommit_enqueue_insert INSTEAD OF INSERT ON postcommit_enqueue
     WHERE NOT EXISTS (SELECT 1 FROM postcommit_idempotency
       WHERE tenant = (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default'))
         AND key = NEW.idempotency_key);
-  -- The notification above, if it was inserted. The key is compared as well: under INSERT OR IGNORE a refused row is skipped
-  -- without an error, and last_insert_rowid() then belongs to another table.
+  -- The queue row of the notification above, if that was inserted. The key is compared as well: under INSERT OR IGNORE a
+  -- refused row is skipped without an error, and last_insert_rowid() then belongs to another table.
   INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, lane, priority, due_at, first_due_at)
     SELECT tenant, id, 0, -tenant, priority, due_at, max(due_at, created_at) FROM postcommit_notification
     WHERE seq = last_insert_rowid()

@@ -1,5 +1,5 @@
--- Numbers each change of a provider or a host, so that dispatchers read only the changed rows (docs/decisions/0029). Writing
--- the number is not a change itself.
+-- Numbers each change of a provider or a host, so that dispatchers read only the changed rows (docs/decisions/0029).
+-- Writing the number does not count as another change.
 CREATE TRIGGER postcommit_provider_inserted AFTER INSERT ON postcommit_provider BEGIN
   -- The first provider of a tenant replaces no other provider.
   UPDATE postcommit_provider_version SET version = version + 1,

@@ -10,20 +10,21 @@ use crate::db::DbError;
 
 /// How often the duty runs while a receipt waits.
 const LOOK: Duration = Duration::from_secs(1);
-/// The interval in which one process takes the duty: a little shorter than `LOOK`.
+/// The interval in which only one process runs the duty. It is a little shorter than `LOOK`, so that no check comes too
+/// early.
 const EVERY_LOOK: Duration = Duration::from_millis(900);
-/// How often a process looks whether a receipt waits, if none did. It reads one entry of an index that is nearly always
-/// empty.
+/// How often a process checks for waiting receipts if there was none. The check reads one entry of an index that is
+/// nearly always empty.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// Applies the waiting receipts whose time to look has come. Returns whether a receipt waits.
+/// Applies the waiting receipts that are due for another try. Returns whether there was any waiting receipt.
 pub async fn run_once(tools: &Tools) -> Result<bool, DbError> {
     let fates = tools.store.apply_receipts_once().await?;
     fates.iter().flatten().for_each(|(happened, fate)| tools.metrics.receipt(*happened, *fate));
     Ok(fates.is_some())
 }
 
-/// Applies waiting receipts as part of a pass. Where cron starts the only worker, no other process would do it. A receipt
+/// Applies waiting receipts as part of a pass. If cron starts the only worker, no other process applies them. A receipt
 /// that cannot be applied delays no delivery.
 pub async fn run_due(tools: &Tools) {
     if let Err(problem) = run_once(tools).await {
@@ -40,7 +41,7 @@ pub(super) async fn run_forever(tools: &Tools, quiet: &AtomicBool, outage: &Outa
             }
             match tools.store.take_duty(NAME, EVERY_LOOK).await? {
                 true => or_give_back(&tools.store, NAME, run_once(tools).await).await,
-                // Another process does it.
+                // Another process runs the duty.
                 false => Ok(true),
             }
         };

@@ -43,15 +43,15 @@ fn new_hosts_that_hang_leave_a_quarter_of_the_slots_to_those_known_to_be_quick()
     let hosts = Arc::new(Hosts::default());
     drop(one(&hosts, "quick:1"));
     let hanging: Vec<HostSlot> = (0..50).filter_map(|n| one(&hosts, &format!("new-{n}:1"))).collect();
-    assert_eq!(hanging.len(), 12, "together they have the share of one host");
+    assert_eq!(hanging.len(), 12, "all new hosts together have the share of one host");
     assert!(
         matches!(hosts.try_slot("new-40:1", SLOTS, NOW), SlotOutcome::Soon(..)),
-        "they may be quick: the next waits a moment"
+        "the new hosts may be quick: the next delivery waits a moment"
     );
     (0..12).for_each(|n| age(&hosts, &format!("new-{n}:1"), SLOW * 2));
     assert!(
         matches!(hosts.try_slot("new-40:1", SLOTS, NOW), SlotOutcome::PutOff(_)),
-        "they hang: its slot is for others"
+        "the new hosts hang: the next delivery leaves its slot to others"
     );
     assert!(one(&hosts, "quick:1").is_some());
 
@@ -59,7 +59,7 @@ fn new_hosts_that_hang_leave_a_quarter_of_the_slots_to_those_known_to_be_quick()
     let one_that_hangs = slots_of(&hosts, "bad:1");
     assert_eq!(one_that_hangs.len(), 12);
     age(&hosts, "bad:1", SLOW * 2);
-    assert!(one(&hosts, "new-40:1").is_some(), "one host alone keeps no new one waiting");
+    assert!(one(&hosts, "new-40:1").is_some(), "one slow host alone does not delay a new host");
 }
 
 #[test]
@@ -67,10 +67,10 @@ fn a_host_leaves_a_quarter_of_the_slots_to_others_whatever_it_does() {
     let hosts = Arc::new(Hosts::default());
     assert_eq!(slots_of(&hosts, "a:1").len(), 12);
     let quick = slots_of(&hosts, "a:1");
-    assert_eq!(quick.len(), 12, "again, once those are over");
-    assert!(hosts.refuses("a:1", 0, SLOTS, NOW, 0.0).is_none(), "the next one will have its slot soon");
+    assert_eq!(quick.len(), 12, "the host gets its share again after the sends");
+    assert!(hosts.refuses("a:1", 0, SLOTS, NOW, 0.0).is_none(), "the next delivery gets its slot soon");
     age(&hosts, "a:1", SLOW * 2);
-    assert!(hosts.refuses("a:1", 0, SLOTS, NOW, 0.0).is_some(), "or not");
+    assert!(hosts.refuses("a:1", 0, SLOTS, NOW, 0.0).is_some(), "the host is slow now");
     drop(quick);
 }
 
@@ -85,8 +85,8 @@ fn slow_hosts_have_an_eighth_each_and_half_together_while_others_are_active() {
         held.extend(slots_of(&hosts, &host));
     }
     let under_way = |n: usize| hosts.lock().get(format!("slow{n}:1").as_str()).map_or(0, |host| host.under_way.len());
-    assert_eq!(under_way(0), 12, "it was alone when it began");
-    assert!((1..6).all(|n| under_way(n) == 1), "the others find half of the slots taken by slow ones");
+    assert_eq!(under_way(0), 12, "the first slow host was alone when it began");
+    assert!((1..6).all(|n| under_way(n) == 1), "later hosts find half of the slots taken by slow hosts");
     assert_eq!(slots_of(&hosts, "quick:1").len(), 12, "a quick host still gets slots");
     drop(held);
 }
@@ -112,7 +112,7 @@ fn a_host_that_is_quick_again_has_its_share_again() {
     let other = one(&hosts, "b:1");
     let first = one(&hosts, "a:1");
     hosts.lock().get_mut("a:1").expect("it is known").latency = Some(SLOW * 3);
-    assert_eq!(slots_of(&hosts, "a:1").len(), 1, "an eighth");
+    assert_eq!(slots_of(&hosts, "a:1").len(), 1, "a slow host has an eighth of the slots");
     drop(first);
     for _ in 0..20 {
         assert!(one(&hosts, "a:1").is_some());

@@ -16,7 +16,7 @@ use crate::dispatch::cow_map::CowMap;
 #[derive(Clone)]
 pub struct Table {
     pub(super) lanes: CowMap<Arc<Lane>>,
-    /// The lanes whose provider names a next one.
+    /// The lanes whose provider names a next provider (failover).
     pub chained: Arc<BTreeSet<i32>>,
     pub(super) by_tenant: CowMap<Arc<Vec<Provider>>>,
     /// The templates of tenants, and their other settings that affect how notifications are expanded.
@@ -48,7 +48,7 @@ impl Table {
         self.lanes.insert(lane.provider.id, lane);
     }
 
-    /// Notes whether the provider of a lane names a next one.
+    /// Records whether the provider of a lane names a next provider.
     fn chain(&mut self, id: i32, is_chained: bool) {
         if self.chained.contains(&id) != is_chained {
             let chained = Arc::make_mut(&mut self.chained);
@@ -98,7 +98,7 @@ impl Table {
     }
 }
 
-/// The table that the dispatcher used last, for tasks that it started with an earlier one.
+/// The table that the dispatcher used last, for tasks that it started with an earlier table.
 #[derive(Clone)]
 pub struct LatestTable(Arc<RwLock<Arc<Table>>>);
 

@@ -14,7 +14,7 @@ use crate::store::audit::COUNT_PARAMETERS_FROM;
 use crate::store::queue::settle;
 use crate::store::{AuditEntry, Store};
 
-/// How many deliveries one call accepts at most.
+/// The maximum number of deliveries in one call of [`Store::act_on_many`].
 pub const MAX_IDS: usize = 1000;
 /// The state of a delivery that was tried and waits for its next attempt.
 const RETRYING: &str = "retrying";
@@ -25,13 +25,13 @@ const RETRYING: &str = "retrying";
 #[serde(rename_all = "snake_case")]
 pub enum Act {
     /// Sets parked deliveries back to pending and resets their counters and their age. A delivery that was scheduled
-    /// for later stays scheduled. A retry never sends a sent delivery again. It sends a delivery that may have arrived
-    /// only with consent. A job whose filter has the state `retrying` brings deliveries forward instead: they become
-    /// due now and keep their counters.
+    /// for later stays scheduled. A sent delivery is never retried. A delivery that may have arrived is retried only if
+    /// the request allows it. A job whose filter has the state `retrying` brings deliveries forward instead: they
+    /// become due now and keep their counters.
     Retry,
-    /// Ends parked deliveries. Their rows stay.
+    /// Ends parked deliveries with the state `discarded`. Their rows stay in the ledger.
     Discard,
-    /// Cancels deliveries that are not being sent.
+    /// Cancels deliveries that wait to be sent. A delivery that is being sent is refused.
     Cancel,
 }
 
@@ -86,7 +86,7 @@ impl Act {
         }
     }
 
-    /// Returns whether the action on deliveries in these states means that they become due now: a retry of deliveries
+    /// Returns whether the action makes deliveries in these states due now. It does so only for a retry of deliveries
     /// that wait for their next attempt.
     pub(in crate::store) fn brings_forward(self, states: &[String]) -> bool {
         self == Self::Retry && states == [RETRYING]
@@ -98,7 +98,7 @@ impl Act {
         states.iter().map(|&state| state.to_owned()).collect()
     }
 
-    /// Returns the statement, and how many parameters it has.
+    /// Returns the action's statement for PostgreSQL, and how many parameters the statement has.
     fn postgres(self, which: Allowed) -> (String, usize) {
         let (sql, parameters) = match self {
             Self::Retry if which.retrying => (FORWARD_POSTGRES, 3),
@@ -206,7 +206,8 @@ impl Store {
         self.cancel_live(tenant, about, vec![entity.into(), event_type.into()], entry).await
     }
 
-    /// Cancels the queue rows that match the condition `which`. `which` gets the number of its first parameter.
+    /// Cancels the queue rows that match a condition. `which` gets the number of its first parameter and returns the
+    /// condition.
     async fn cancel_live(
         &self,
         tenant: i32,
@@ -300,16 +301,16 @@ impl Store {
 pub(in crate::store) struct Allowed {
     /// Only deliveries that were parked before this time.
     pub bound: Option<Timestamp>,
-    /// Whether a retry may include deliveries that may have arrived. Every retry is checked here and nowhere else. All
-    /// deliveries parked as `outcome_unknown` are marked as unclear.
+    /// Whether a retry may include deliveries that may have arrived. Nothing else protects such deliveries from a
+    /// retry. Every delivery that is parked as `outcome_unknown` is marked as unclear.
     pub unclear: bool,
-    /// Whether a retry concerns deliveries that wait for their next attempt, and not parked ones. They are tried again
-    /// in any case, so `unclear` has no meaning for them.
+    /// Whether a retry concerns deliveries that wait for their next attempt, and not parked ones. Such deliveries are
+    /// tried again in any case, so `unclear` has no meaning for them.
     pub retrying: bool,
 }
 
 impl Allowed {
-    /// Returns the limits for deliveries that an operator named.
+    /// Returns the limits of an action on deliveries that an operator named by id.
     fn by_id(unclear: bool) -> Self {
         Self { bound: None, unclear, retrying: false }
     }
@@ -381,8 +382,8 @@ pub(in crate::store) fn act_sqlite(
     Ok(done)
 }
 
-/// Begins a statement with the given keys. The statement compares them in a form for which only the primary key can be
-/// used.
+/// Begins a statement with the keys of the deliveries to change. The statement compares keys in a form for which the
+/// planner can use only the primary key.
 macro_rules! given {
     ($rest:literal) => {
         concat!(
@@ -393,8 +394,8 @@ macro_rules! given {
     };
 }
 
-/// Inserts the columns that a delivery keeps when it moves between the queue and the ledger, and the lane and the
-/// template version that a retry sets.
+/// Fills the placeholders of a statement: the columns that a delivery keeps when it moves between the queue and the
+/// ledger, and the lane and the template version that a retry sets.
 fn with_facts(sql: &str) -> String {
     let version = format!("CASE WHEN {UNSENT} THEN NULL ELSE gone.template_version END");
     let gone = names::<Facts>("gone.").replace("gone.template_version", &version);
@@ -403,23 +404,25 @@ fn with_facts(sql: &str) -> String {
     sql.replace("{facts}", &names::<Facts>("")).replace("{gone.facts}", &gone).replace("{lane}", &lane)
 }
 
-/// The condition that a delivery of a template was parked before anything was sent. Its retry goes through the
-/// expansion again, where its throttle or digest decides, and is rendered by the current version of the template
-/// (`queue/enter.rs`), because the template may have been corrected in the meantime. Any other delivery is rendered by
-/// the same version in every attempt, and its throttle has already counted it.
+/// The condition that a delivery of a template was parked before anything was sent. A retry of such a delivery goes
+/// through the expansion again, where the throttle or digest decides, and is rendered by the current version of the
+/// template (`queue/enter.rs`), because the template may have been corrected in the meantime. Any other delivery keeps
+/// its version in every attempt, and the throttle has already counted it.
 const UNSENT: &str = "(gone.n > 0 AND gone.seq = 0 AND NOT gone.unclear AND gone.template IS NOT NULL)";
 
-/// The condition that a delivery may have come to its provider by failover. Its retry is routed again, so that it begins
-/// with the first provider of its channel. A delivery that may have arrived stays with the provider that may have sent it.
+/// The condition that a delivery may have come to its provider by failover. A retry of such a delivery is routed again,
+/// so that it begins with the first provider of its channel. A delivery that may have arrived stays with the provider
+/// that may have sent it.
 const MOVED: &str = "(gone.n > 0 AND gone.provider IS NULL AND NOT gone.unclear
       AND EXISTS (SELECT 1 FROM postcommit.provider o WHERE o.tenant = gone.tenant AND o.failover = p.name))";
 
-/// The attempt that the ledger's row holds, as a row of its own, which it becomes when the delivery leaves the ledger: a
-/// delivery that bounced is sent again. The columns are those of `LOGGED`.
+/// The ledger columns that describe the last attempt, in the order of `LOGGED`. When a retry takes a delivery out of
+/// the ledger, e.g. after a bounce, that attempt gets a row of its own.
 const KEPT_ATTEMPT: &str = "gone.tenant, gone.notification_id, gone.n, gone.seq, gone.attempted_at, gone.attempted_by, gone.outcome, NULL, NULL, NULL, gone.latency_ms, gone.provider_ref, gone.excerpt, gone.captured, gone.token";
 
-/// How often a retried delivery has moved by failover. One that may have arrived has none left, so that it never goes on
-/// with another provider, which does not know its key.
+/// Returns the SQL for the number of failovers that a retried delivery has used. A delivery that may have arrived has
+/// used all of them, so that it never moves to another provider: that provider does not know the delivery's key and
+/// would send it twice.
 fn moves() -> String {
     format!("CASE WHEN gone.unclear THEN {MAX_MOVES} ELSE 0 END")
 }
@@ -449,8 +452,8 @@ const RETRY_POSTGRES: &str = given!(
      LEFT JOIN postcommit.provider p ON p.tenant = gone.tenant AND p.id = gone.lane
      RETURNING tenant, notification_id, n"
 );
-/// The retry on SQLite. All statements take the same parameters. Those after the first run only if the first one changed
-/// a row.
+/// The statements of a retry on SQLite, all with the same parameters. The second and later statements run only if the
+/// first one changed a row.
 const RETRY_SQLITE: [&str; 4] = [
     "INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, lane, priority, due_at, first_due_at, seq,
        moves, {facts})

@@ -8,7 +8,7 @@ use crate::store::lists::deliveries::DeliveryList;
 use crate::store::lists::keyset::Dialect;
 use crate::store::{Act, DeliveryFilter, Store};
 
-/// Counting stops after this many examined rows.
+/// The count of a job's deliveries stops after this many examined rows.
 const COUNTED: i64 = 100_000;
 
 /// The description of a new job.
@@ -17,8 +17,8 @@ pub struct JobDraft {
     /// The action on each delivery.
     pub act: Act,
     /// The filter that selects the deliveries. Its position and page size are ignored. Retry and discard act on parked
-    /// deliveries, and cancel acts on waiting ones, whatever states the filter has. One case differs: a retry of the
-    /// state `retrying` alone makes those deliveries due now.
+    /// deliveries, and cancel acts on waiting ones, whatever states the filter has. Exception: a retry whose only state
+    /// is `retrying` makes those deliveries due now.
     pub filter: DeliveryFilter,
     /// Whether to retry deliveries that may have arrived. Otherwise a retry leaves them out and counts them separately.
     pub unclear: bool,
@@ -56,7 +56,8 @@ impl JobDraft {
         DeliveryFilter { unclear, ..self.filter.clone() }
     }
 
-    /// Returns the filter for the deliveries that are left out, if there can be any.
+    /// Returns the filter for the deliveries that the job leaves out because they may have arrived, if there can be
+    /// any.
     fn left_out(&self) -> Option<DeliveryFilter> {
         self.leaves_out().then(|| DeliveryFilter { unclear: Some(true), ..self.filter.clone() })
     }
@@ -91,11 +92,11 @@ impl Store {
     }
 }
 
-/// Returns the filter of a job: with the states that its action allows and, for waiting deliveries, only those that were
-/// enqueued before `bound`.
+/// Returns the filter of a job: with the states that its action allows and, for waiting deliveries, only those that
+/// were enqueued before `bound`.
 pub(in crate::store) fn bounded(act: Act, filter: &DeliveryFilter, bound: Timestamp) -> DeliveryFilter {
     let states = if act.brings_forward(&filter.states) { filter.states.clone() } else { act.states() };
-    // The time is rounded down to milliseconds, the resolution of the ids.
+    // The time is rounded down to milliseconds, because that is the resolution of notification ids.
     let cut = |until: Timestamp| Timestamp::from_micros(until.min(bound).as_micros() / 1000 * 1000);
     let until = if concerns_waiting(act, filter) { Some(cut(filter.until.unwrap_or(bound))) } else { filter.until };
     DeliveryFilter { states, until, before: None, stuck: None, ..filter.clone() }

@@ -31,7 +31,7 @@ const LEASE: Duration = Duration::from_secs(60);
 /// The job fails after this many failed slices in a row. After each failure it pauses for [`AFTER_FAILURE`].
 const FAILURES: i32 = 10;
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
-/// A time longer than the resolution of either database's clock.
+/// A time that is longer than one tick of the database's clock, on both databases.
 const TICK: Duration = Duration::from_millis(2);
 
 /// A job: an operator's action on many deliveries.
@@ -52,8 +52,8 @@ pub struct Job {
     pub filter: DeliveryFilter,
     /// The actor that created the job.
     pub asked_by: String,
-    /// When the job was created, or when its deliveries were counted for the person who then confirmed it. Deliveries that
-    /// were parked or enqueued later are not affected.
+    /// When the job was created, or when its deliveries were counted for the person who then confirmed it. Deliveries
+    /// that were parked or enqueued later are not affected.
     pub asked_at: Timestamp,
     /// How many deliveries matched when the job was created.
     pub total: i64,
@@ -111,12 +111,13 @@ impl TakenJob {
     }
 }
 
-/// How many due jobs are examined to find one whose key is readable.
+/// How many due jobs are examined to find a job whose key is readable.
 const LOOKED_AT: i64 = 20;
 const COLUMNS: &str = "tenant, id, kind, filter, asked_by, asked_at, total, is_exact, done, skipped, pace_per_s, state, last_error, finished_at,
      position, (SELECT t.name FROM postcommit.tenant t WHERE t.id = tenant), left_out";
 
-/// The id of a job: a UUIDv7 of the time at which its deliveries were counted, and a hash of all that makes it this job.
+/// Returns the id of a job: a UUIDv7 of the time at which the deliveries were counted, and a hash of the job's tenant,
+/// time and `parts` (action, actor, filter). So the same request always gets the same id.
 fn id_of(tenant: Option<i32>, asked_at: Timestamp, parts: &[&str]) -> Uuid {
     let mut hash = Sha256::new();
     hash.update(format!("{tenant:?} {} ", asked_at.as_micros()));
@@ -138,9 +139,9 @@ impl Store {
     }
 
     /// Creates a job for the deliveries that matched at an earlier time, when a person was shown their number
-    /// ([`Store::count_for_job_as_of`]). What was parked or enqueued after `as_of` is not changed. A time in the future
-    /// counts as now. The answer to one question makes one job: the same person, time, act and filter give the job that
-    /// is there already.
+    /// ([`Store::count_for_job_as_of`]). Deliveries that were parked or enqueued after `as_of` are not changed. A time
+    /// in the future counts as now. A repeated call with the same actor, time, action and filter returns the job that
+    /// already exists.
     pub async fn create_job_as_of(
         &self,
         tenant: Option<i32>,

@@ -32,13 +32,14 @@ pub struct Resend {
     pub template: Option<String>,
     /// The recipient of the resend. `None` means the recipients of the notification that is copied.
     pub recipient: Option<Recipient>,
-    /// The notification to copy, which must be one of the entity. `None` means the newest one that was sent.
+    /// The notification to copy, which must belong to the entity. `None` means the entity's newest notification that
+    /// was sent.
     pub of: Option<Original>,
     /// The request's id. A repeated request with the same id does not send again.
     pub request_id: String,
 }
 
-/// What a resend copies.
+/// The notification that a resend copies, and maybe one of its deliveries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Original {
     pub notification: Uuid,
@@ -90,9 +91,9 @@ impl Resend {
 #[derive(Debug, Clone)]
 pub struct Copied {
     /// The request for a copy of the original notification without its times, on the requested channel only. The copy
-    /// goes to the requested recipient. Without one, it goes to the recipients that the original reached on this
-    /// channel. If the original was not sent on this channel, the copy goes to the original's recipients that the
-    /// channel can reach.
+    /// goes to the requested recipient. If no recipient is requested, it goes to the recipients that the original
+    /// reached on this channel. If the original was not sent on this channel, the copy goes to the original's
+    /// recipients that the channel can reach.
     pub request: NotificationRequest,
     /// The id of the original notification.
     of: Uuid,
@@ -105,7 +106,7 @@ pub struct Copied {
 struct PinnedText {
     /// The id of the template. `None` for the copy of a direct message.
     template: Option<String>,
-    /// 0 for the copy of a direct message.
+    /// The version of the template. 0 for the copy of a direct message. `None` lets the expansion choose a template.
     version: Option<i32>,
     language: Option<String>,
 }
@@ -123,11 +124,11 @@ struct Named {
 }
 
 impl Store {
-    /// Returns the result of an earlier request with the same id, if there was one. It is a conflict if the event type
-    /// or the recipient differs.
+    /// Returns the result of an earlier resend request with the same id, if there was one. The result is a conflict if
+    /// the event type or the recipient differs.
     ///
     /// # Errors
-    /// Fails if an application holds the key of the request, or if the database fails.
+    /// Fails if an application has used the request's idempotency key, or if the database fails.
     pub async fn resent(&self, tenant: i32, wish: &Resend) -> Result<Option<Accepted>, NotAccepted> {
         let filter = NotificationFilter {
             tenant: Some(tenant),
@@ -154,10 +155,10 @@ impl Store {
         Ok(Some(Accepted { id: first.id, duplicate: true, conflict }))
     }
 
-    /// Prepares a copy of the named notification, or of the entity's newest one that was sent on the channel, with the
-    /// text that was sent.
-    /// If none was sent on the channel, it copies the entity's newest notification. With a template, it prepares the
-    /// current text of that template with the entity's newest event. Returns `None` if the entity has no notification.
+    /// Prepares a copy of the named notification, with the text that was sent. If no notification is named, it copies
+    /// the entity's newest notification that was sent on the channel, or else the entity's newest notification. With a
+    /// template, it prepares the current text of that template with the entity's newest event. Returns `None` if the
+    /// entity has no notification.
     ///
     /// # Errors
     /// Fails if no recipient can be reached on the channel, if the notification has no content for it, if the template
@@ -226,7 +227,7 @@ impl Store {
             WHERE tenant = $1 AND id = $2 AND deleted_at IS NULL";
         let rows = self.db.query(sql, vec![tenant.into(), id.into()]).await?;
         let refused = |problem: String| NotAccepted::invalid("template", problem);
-        let row = rows.first().ok_or_else(|| refused(format!("is {id:?}, which does not exist")))?;
+        let row = rows.first().ok_or_else(|| refused(format!("is {id:?}, which does not exist; name another one")))?;
         let its_channel: String = row.get(1)?;
         if its_channel != channel {
             return Err(refused(format!(
@@ -294,13 +295,13 @@ impl Store {
         if !accepted.duplicate {
             return Ok(accepted);
         }
-        // Two concurrent requests with the same id can copy different notifications, if a new one was sent in between. Or
-        // an application has used the key.
+        // The idempotency key exists. A concurrent request with the same id may have copied another notification, if a
+        // new one was sent in between. Or an application has used the key, which is an error.
         Ok(self.resent(tenant, wish).await?.unwrap_or(accepted))
     }
 
-    /// Reads the facts of a notification's deliveries on one channel, or of one of them, that were not skipped and have a
-    /// text.
+    /// Reads the facts of a notification's deliveries on one channel, or of one of them, that were not skipped and have
+    /// a text.
     async fn facts_over(&self, tenant: i32, id: Uuid, channel: &str, n: Option<i32>) -> Result<Vec<Facts>, DbError> {
         let of_one = n.map(|n| format!(" AND n = {n}")).unwrap_or_default();
         let facts = names::<Facts>("");
@@ -334,7 +335,8 @@ impl Store {
         Ok(original.or(rows.first()).map(|row| row.id))
     }
 
-    /// Returns which of these notifications are copies. The audit log tells, because an application may use any key.
+    /// Returns which of these notifications are copies. The audit log decides and not the form of the idempotency key,
+    /// because an application may use any key.
     async fn copies_among(&self, tenant: i32, ids: &[Uuid]) -> Result<HashSet<Uuid>, DbError> {
         if ids.is_empty() {
             return Ok(HashSet::new());
@@ -396,8 +398,8 @@ fn pinned(tenant: i32, id: Uuid, (pin, channel): &(PinnedText, String), own_key:
     (sql.to_owned(), parameters)
 }
 
-/// Returns how the deliveries of a notification were rendered. A copy has one text. If the deliveries had several, the
-/// operator must choose one.
+/// Returns how the deliveries of a notification were rendered. A copy has one text. If the deliveries had several
+/// texts, the operator must choose a template.
 fn text_of(of: Uuid, facts: &[Facts]) -> Result<PinnedText, NotAccepted> {
     let text = |facts: &Facts| PinnedText {
         template: facts.template.clone(),
@@ -447,8 +449,9 @@ fn reached_before(
     Ok(recipients)
 }
 
-/// Returns the recipients of a text that a template renders again: the requested recipient, or else the notification's
-/// recipients that may have an address on the channel. If there is none, the template itself gives the address.
+/// Returns the recipients of a message that a template renders again: the requested recipient, or else the
+/// notification's recipients that may have an address on the channel. If there is none, the template itself gives the
+/// address.
 fn suited(note: &StoredNotification, wish: &Resend) -> Result<Vec<Recipient>, NotAccepted> {
     let suits = |recipient: &Recipient| match recipient {
         Recipient::User(_) | Recipient::List(_) => true,

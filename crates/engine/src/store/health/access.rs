@@ -4,7 +4,7 @@
 use crate::db::{Db, DbError, Row};
 use crate::store::Store;
 
-/// How many logins or tables are named. The others are only counted.
+/// How many logins or database objects a note names. The others are only counted.
 const NAMED: usize = 5;
 
 /// The access that other logins of the cluster have to this database.
@@ -18,11 +18,13 @@ pub struct Access {
     pub strangers_in_all: i64,
     /// Logins of this installation, which would need CONNECT granted to them if PUBLIC loses it.
     pub ours: Vec<String>,
-    /// Other roles with privileges on our schema or its objects, each with these objects separated by `; `.
+    /// Other roles with privileges on the schema `postcommit` or its objects. Each role comes with these objects,
+    /// separated by `; `.
     pub holders: Vec<(String, String)>,
 }
 
-/// CTEs for the queries below: `ours` contains our roles and the owner of the schema, and `here` is this database.
+/// The CTEs that every query of this file uses: `ours` contains the roles of this installation and the owner of the
+/// schema, and `here` is this database.
 const OURS: &str = "ours AS (SELECT n.nspowner AS oid
       FROM pg_namespace n
       WHERE n.nspname = 'postcommit'
@@ -51,7 +53,7 @@ const MEMBERS: &str = "SELECT quote_ident(r.rolname)
       AND (r.rolname = current_user OR EXISTS (SELECT FROM ours WHERE pg_has_role(r.oid, ours.oid, 'MEMBER')))
     ORDER BY 1";
 
-/// Finds other roles that have privileges here. Grantee 0 is PUBLIC.
+/// Finds other roles that have privileges on the schema `postcommit` or its objects. Grantee 0 is PUBLIC.
 const HOLDERS: &str = "SELECT coalesce(quote_ident(r.rolname), 'PUBLIC') AS role,
       string_agg(DISTINCT granted.name, '; ' ORDER BY granted.name)
     FROM (SELECT 'schema postcommit' AS name, a.grantee

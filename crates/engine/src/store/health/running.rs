@@ -1,4 +1,4 @@
-//! What runs and how much is stored, for the page about the system: workers, leases and tables.
+//! Reads the workers, the held leases and the sizes of tables, for the system page.
 
 use postcommit::Timestamp;
 
@@ -7,14 +7,14 @@ use crate::store::Store;
 use crate::store::duties::{PRESENT, WORKER};
 use crate::store::numbers::kpis::before;
 
-/// A worker that wrote a heartbeat. A worker that was stopped regularly has removed it.
+/// A worker that wrote a heartbeat. A worker that was stopped regularly has removed its heartbeat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerRow {
     /// The id of the worker. Each start of a process has a new one.
     pub id: String,
-    /// The last heartbeat. One is written every 15 seconds.
+    /// The last heartbeat. A worker writes one every 15 seconds.
     pub seen_at: Timestamp,
-    /// Whether the heartbeat is current. A worker that was killed keeps it current for a minute.
+    /// Whether the heartbeat is current. The heartbeat of a worker that was killed stays current for a minute.
     pub is_present: bool,
 }
 
@@ -27,7 +27,7 @@ pub struct HeldLeases {
     pub provider: Option<String>,
     /// How many deliveries are under a lease.
     pub count: i64,
-    /// How many of these leases have run out, so that the next claim takes the delivery over.
+    /// How many of these leases have run out. The next claim takes over the delivery of such a lease.
     pub run_out: i64,
     /// When the oldest of the leases began.
     pub oldest_at: Option<Timestamp>,
@@ -38,11 +38,11 @@ pub struct HeldLeases {
 pub struct TableSize {
     /// The name of the table.
     pub name: String,
-    /// The number of its partitions.
+    /// The number of the table's partitions.
     pub partitions: i64,
     /// The bytes on disk.
     pub bytes: i64,
-    /// The number of rows, as the database estimates it.
+    /// The number of rows, estimated by the database.
     pub rows: i64,
 }
 
@@ -51,9 +51,9 @@ pub struct TableSize {
 pub struct Space {
     /// The bytes of the whole database, or of the SQLite file without its `-wal`.
     pub bytes: i64,
-    /// The bytes of a SQLite file that are free and are used again. `None` on PostgreSQL.
+    /// The bytes of a SQLite file that are free and will be reused. `None` on PostgreSQL.
     pub free: Option<i64>,
-    /// The largest tables. Empty on SQLite, which would read the whole file to tell them.
+    /// The largest tables. Empty on SQLite, which would have to read the whole file to compute the sizes.
     pub tables: Vec<TableSize>,
 }
 
@@ -73,7 +73,7 @@ impl Store {
         rows.iter().map(worker).collect()
     }
 
-    /// Counts the leases that are held, by lane, the most first.
+    /// Counts the leases that are held, by lane. The lane with the most leases comes first.
     pub async fn held_leases(&self, limit: i64) -> Result<Vec<HeldLeases>, DbError> {
         let sql = "SELECT t.name, p.name, count(*), count(*) FILTER (WHERE q.lease_until < {now}), min(q.leased_at)
             FROM postcommit.delivery_queue q

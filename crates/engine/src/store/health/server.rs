@@ -80,9 +80,10 @@ const HELD: &str = "SELECT holder, pid, name, owner, state, seconds, transaction
     ORDER BY seconds DESC NULLS LAST, transactions DESC
     LIMIT 5";
 
-/// Finds settings of `synchronous_commit` for databases and roles, in this database or in all, for roles that can use
-/// our schema. A role's setting in this database overrides its setting in all databases. The last column says whether
-/// the setting applies to this login, so that its initial value does not come from the server.
+/// Finds settings of `synchronous_commit` for databases and roles, in this database or in all databases, for roles that
+/// can use the schema `postcommit`. A role's setting in this database overrides its setting in all databases. The last
+/// column says whether the setting applies to this login. If a setting applies, the login's initial value does not come
+/// from the server.
 const KEPT: &str = "SELECT d.datname::text, r.rolname::text, lower(split_part(c.setting, '=', 2)), s.setrole = 0
       OR r.rolname = session_user
     FROM pg_db_role_setting s
@@ -118,7 +119,7 @@ impl Store {
             weak.push(WeakCommit { place: place(&row)?, value: plain(row.get(2)?) });
             ours |= row.get::<bool>(3)?;
         }
-        // If neither a database nor a role sets the value for this login, it comes from the server.
+        // If neither a database nor a role sets `synchronous_commit` for this login, the server's setting applies.
         if !ours {
             weak.push(WeakCommit { place: "server".into(), value: begins_with });
         }
@@ -128,8 +129,9 @@ impl Store {
         Ok(Some(Durability { fsync: said.get(0)?, full_page_writes: said.get(1)?, weak }))
     }
 
-    /// Returns the five oldest snapshots that are held for longer than `longer_than`. If the age is unknown, a snapshot
-    /// counts after `transactions` transactions. Empty on SQLite, where readers only keep the WAL from being reset.
+    /// Returns the five oldest snapshots that are held for longer than `longer_than`. A snapshot of unknown age is
+    /// included after `transactions` transactions. Empty on SQLite, which has no vacuum to hold back: readers there
+    /// only delay the reset of the WAL.
     pub async fn held_snapshots(&self, longer_than: Duration, transactions: i64) -> Result<Vec<HeldSnapshot>, DbError> {
         let Db::Postgres(_) = self.db else { return Ok(vec![]) };
         let rows = self.db.query(HELD, vec![Value::Real(longer_than.as_secs_f64()), transactions.into()]).await?;
@@ -147,7 +149,7 @@ fn place(row: &Row) -> Result<String, DbError> {
     })
 }
 
-/// Returns the value as it was set, but with other spellings of `off` replaced by `off`.
+/// Returns the value of the setting, with other spellings of `off` replaced by `off`.
 fn plain(value: String) -> String {
     if ["false", "no", "0"].contains(&value.as_str()) { "off".into() } else { value }
 }

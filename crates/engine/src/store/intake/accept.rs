@@ -1,4 +1,5 @@
-//! Accepts notifications that arrive over the network. One commit takes many of them, and each gets its own result.
+//! Accepts notifications that arrive over the network. One commit takes many notifications, and each notification gets
+//! its own result.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -23,11 +24,12 @@ pub const BATCH: usize = postcommit::limits::BATCH;
 /// The result for an accepted notification, which is durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Accepted {
-    /// The id of the notification. If the key was used before, it is the id of the first notification.
+    /// The id of the notification. If the idempotency key was used before, the id of the first notification with that
+    /// key.
     pub id: Uuid,
-    /// Whether the key was used before. If so, nothing was enqueued.
+    /// Whether the idempotency key was used before. If so, nothing was enqueued.
     pub duplicate: bool,
-    /// Whether the key was used before with other content. The conflict was recorded.
+    /// Whether the idempotency key was used before with other content. Such a conflict is recorded.
     pub conflict: bool,
 }
 
@@ -56,8 +58,8 @@ impl Store {
 }
 
 /// Accepts a batch on PostgreSQL in one statement. If the statement is refused, the batch is split in halves until only
-/// the faulty requests are refused. If a key is locked, the requests are accepted one by one, so that an application's
-/// open transaction delays only requests with its key.
+/// the faulty requests are refused. If an idempotency key is locked, the requests are accepted one by one, so that an
+/// application's open transaction delays only requests with that key.
 async fn accept_postgres(db: &Postgres, batch: &[NotificationRequest]) -> Vec<AcceptResult> {
     let mut answers = Vec::with_capacity(batch.len());
     let mut parts = vec![batch];
@@ -91,12 +93,12 @@ async fn accept_postgres(db: &Postgres, batch: &[NotificationRequest]) -> Vec<Ac
     answers
 }
 
-/// Returns the tenant and the idempotency key of a request. Another transaction may have locked this key.
+/// Returns the tenant and the idempotency key of a request. Another transaction may have locked that key.
 pub(crate) fn key_of(request: &NotificationRequest) -> (String, String) {
     (request.note().tenant.clone(), request.note().idempotency_key.clone())
 }
 
-/// Accepts a batch. It waits at most one second for a locked key.
+/// Accepts a batch. The statement waits at most one second for a locked idempotency key.
 const ACCEPT_POSTGRES: &str = "WITH patience AS MATERIALIZED (SELECT set_config('lock_timeout', '1s', true))
     SELECT a.id, a.duplicate, a.conflict
     FROM patience, LATERAL postcommit.accept(CASE WHEN patience IS NOT NULL THEN $1::jsonb END) a
@@ -139,8 +141,8 @@ fn accepted(row: &tokio_postgres::Row) -> Accepted {
     Accepted { id: row.get(0), duplicate: row.get(1), conflict: row.get(2) }
 }
 
-/// A notification as the SQL function `postcommit.accept` reads it. The payload and the data are passed on as their
-/// original JSON text.
+/// A notification as the SQL function `postcommit.accept` reads it. The payload and the data keep their original JSON
+/// text.
 #[derive(Serialize)]
 pub(in crate::store) struct BatchItem<'a> {
     pub(in crate::store) event_type: &'a str,
@@ -200,7 +202,7 @@ impl<'a> BatchItem<'a> {
     }
 }
 
-/// Accepts a batch on SQLite in one write transaction. A refused row rolls back only its own statement.
+/// Accepts a batch on SQLite in one write transaction. A refused notification rolls back only its own statement.
 async fn accept_sqlite(db: &Sqlite, batch: &[NotificationRequest]) -> Vec<AcceptResult> {
     let count = batch.len();
     let rows: Result<Vec<ViewRow>, DbError> = batch.iter().map(ViewRow::of).collect();
@@ -227,7 +229,7 @@ pub(in crate::store) fn enter_one_sqlite(
     Ok(move |connection: &Connection| row.enter_new(connection))
 }
 
-/// A notification as the view `postcommit_enqueue` takes it.
+/// A notification as it is inserted into the view `postcommit_enqueue`.
 pub(in crate::store) struct ViewRow {
     pub(in crate::store) new: NewNotification,
     due_at: Option<Timestamp>,
@@ -280,7 +282,7 @@ impl ViewRow {
         Ok(Accepted { id, duplicate: before.is_some(), conflict: before.is_some_and(|(_, before)| noted > before) })
     }
 
-    /// Returns the notification that has the key, and how many conflicts are recorded for it.
+    /// Returns the notification that has the idempotency key, and how many conflicts are recorded for it.
     fn first(&self, connection: &Connection) -> Result<Option<(Uuid, i64)>, DbError> {
         Prepared::on(connection, FIRST_SQLITE)?
             .first((&self.new.tenant, &self.new.key), |row| Ok((row.take(0)?, row.take(1)?)))

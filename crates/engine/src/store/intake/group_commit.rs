@@ -1,7 +1,7 @@
 //! Group commit: many requests share one commit.
 //!
-//! A request that arrives while no commit runs is committed immediately, without a timer. Requests that arrive during a
-//! commit wait, and the next commit includes them. A request is committed even if its caller disconnects.
+//! A request that arrives while no commit runs is committed immediately, without a timer. A request that arrives during
+//! a commit waits for the next commit. A request is committed even if its caller disconnects.
 //!
 //! If an open transaction of an application has locked an idempotency key, a request with that key would delay its
 //! whole group. So requests with a key that is known to be locked are committed separately.
@@ -26,7 +26,8 @@ const MAX_WAITING: usize = 20_000;
 const MAX_WAITING_BYTES: usize = 64 * COMMIT_BYTES;
 
 /// How long this process remembers that another transaction had locked an idempotency key. [`MAX_HELD_KEYS`] limits how
-/// many keys are remembered. [`SEPARATE_COMMITS`] limits how many requests with a remembered key are tried concurrently.
+/// many keys are remembered. [`SEPARATE_COMMITS`] limits how many requests with a remembered key are tried
+/// concurrently.
 const HELD_FOR: Duration = Duration::from_secs(10);
 const MAX_HELD_KEYS: usize = 1000;
 const SEPARATE_COMMITS: usize = 2;
@@ -41,7 +42,7 @@ struct Committer {
     store: Store,
     max_running: usize,
     queue: Mutex<WaitingRequests>,
-    /// Tenants and keys that another transaction recently had locked, and until when this is remembered.
+    /// Tenants and idempotency keys that another transaction recently had locked, and until when this is remembered.
     held: Mutex<HashMap<(String, String), Instant>>,
     separate: Arc<Semaphore>,
 }
@@ -89,11 +90,11 @@ impl Committer {
 
     fn is_held(&self, request: &NotificationRequest) -> bool {
         let held = self.held();
-        // The map is nearly always empty, and then no key is built.
+        // The map of locked keys is nearly always empty. Then the key of the request is not built.
         !held.is_empty() && held.get(&key_of(request)).is_some_and(|until| *until > clock::monotonic())
     }
 
-    /// Records whether the result shows that the key is locked.
+    /// Records whether the result shows that the idempotency key is locked.
     fn note(&self, key: (String, String), answer: &AcceptResult) {
         let (now, mut held) = (clock::monotonic(), self.held());
         if !matches!(answer, Err(NotAccepted::Held)) {
@@ -108,7 +109,8 @@ impl Committer {
         }
     }
 
-    /// Commits a request with a locked key separately. It is refused if too many such commits are running.
+    /// Commits a request with a locked idempotency key separately. The request is refused if too many such commits are
+    /// running.
     fn commit_separately(
         self: &Arc<Self>,
         request: NotificationRequest,
@@ -170,7 +172,7 @@ impl Committer {
     }
 }
 
-/// A running commit task. When it is dropped for any reason, the next one starts if requests are waiting.
+/// A running commit task. When the task ends for any reason, the next commit starts if requests are waiting.
 struct CommitTask(Arc<Committer>);
 
 impl Drop for CommitTask {

@@ -10,14 +10,15 @@ use crate::store::Store;
 use crate::store::intake::accept::{AcceptResult, Accepted, ViewRow, said};
 use crate::store::intake::request::{NotAccepted, NotificationRequest};
 
-/// Finds for each request of a batch the notification that has its key, and whether the content is the same.
+/// For each request of a batch, finds the notification that has the same idempotency key, and whether its content is
+/// the same.
 const KNOWN_POSTGRES: &str = "SELECT CAST(g.place AS int), k.notification_id,
       k.content_hash = postcommit.fingerprint_of(g.item)
     FROM jsonb_array_elements($1::jsonb) WITH ORDINALITY AS g (item, place)
     JOIN postcommit.tenant t ON t.name = g.item ->> 'tenant'
     JOIN postcommit.idempotency k ON k.tenant = t.id AND k.key_hash = postcommit.hash(g.item ->> 'idempotency_key')";
 
-/// The lookup on SQLite, for one request. It compares the content as the trigger does.
+/// The lookup on SQLite, for one request. It compares the content in the same way as the trigger of the enqueue view.
 const KNOWN_SQLITE: &str = "SELECT i.notification_id, n.event_type IS ?3 AND n.entity IS ?4 AND n.title IS ?5
       AND n.body IS ?6 AND n.action_url IS ?7 AND n.topic IS ?8 AND n.schema_version IS ?9 AND {payload}
       AND {recipients} AND {channels} AND {data}
@@ -27,7 +28,7 @@ const KNOWN_SQLITE: &str = "SELECT i.notification_id, n.event_type IS ?3 AND n.e
     WHERE t.name = ?1 AND i.key = ?2";
 
 impl Store {
-    /// Replaces the results of requests that could not be written, if their keys were used before.
+    /// Replaces the results of requests that could not be written, if their idempotency keys were used before.
     pub(in crate::store) async fn answer_known(&self, batch: &[NotificationRequest], answers: &mut [AcceptResult]) {
         let is_open = |answer: &AcceptResult| matches!(answer, Err(NotAccepted::Unavailable(_)));
         if !answers.iter().any(is_open) {

@@ -1,4 +1,4 @@
-//! A notification request from the network. It is checked, and numbers in its JSON keep every digit.
+//! A request from the network to enqueue a notification. Reading checks it, and numbers in its JSON keep every digit.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -21,14 +21,14 @@ pub enum NotAccepted {
         /// The problem, and which values are allowed.
         problem: String,
     },
-    /// An open transaction has locked the key, so it is not known yet whether the request is a duplicate.
+    /// An open transaction has locked the idempotency key, so it is not known yet whether the request is a duplicate.
     #[error(
         "idempotency_key: is in use by a transaction that is still open; repeat the request when that transaction has \
          ended"
     )]
     Held,
     /// The database cannot accept the request now, but may have written it. If the request is repeated with the same
-    /// key, it is enqueued only once.
+    /// idempotency key, it is enqueued only once.
     #[error("{0}")]
     Unavailable(String),
     /// The database refuses this program's login, and an administrator must act. Nothing was written.
@@ -37,7 +37,7 @@ pub enum NotAccepted {
 }
 
 impl NotAccepted {
-    /// Returns why a notification cannot be checked, if the database could not be read.
+    /// Converts the error of a database read without which a notification cannot be checked.
     #[must_use]
     pub fn unread(error: &DbError) -> Self {
         if error.is_lack_of_rights() { Self::NoRights(error.to_string()) } else { Self::Unavailable(error.to_string()) }
@@ -77,11 +77,12 @@ fn is_path(path: &str) -> bool {
     path.split(['.', '[']).next().is_some_and(|name| FIELDS.contains(&name))
 }
 
-/// The problem of an `expires_at` that is too soon. The name of its constraint alone would not be a sentence.
+/// The error text for an `expires_at` that is too early. Other limits get their text from the name of the check
+/// constraint, but the name of this constraint does not make a sentence.
 const EXPIRES_TOO_SOON: &str = "must be later than due_at; a notification without due_at is due now";
 
-/// Converts a database error. Limits are check constraints whose names contain the field and the limit, so both are
-/// read from the message.
+/// Converts a database error. Limits are check constraints whose names contain the field and the limit, so the field
+/// and the limit are read from the error message.
 impl From<DbError> for NotAccepted {
     fn from(error: DbError) -> Self {
         if error.is_lack_of_rights() {
@@ -94,8 +95,7 @@ impl From<DbError> for NotAccepted {
                 .iter()
                 .filter(|field| word.strip_prefix(**field).is_some_and(|rest| rest.starts_with('_')))
                 .max_by_key(|field| field.len())?;
-            // A word that is itself a field's name is not a constraint, although it may begin with another field's
-            // name.
+            // A word that equals a field's name is not a constraint, although it may begin with another field's name.
             let limit = || match word {
                 "expires_at_after_due_at" => EXPIRES_TOO_SOON.to_owned(),
                 _ => word[field.len()..].replace('_', " ").trim().to_owned(),
@@ -136,7 +136,7 @@ const FIELDS: [&str; 19] = [
     "strict",
 ];
 
-/// The space in bytes that a `traceparent` needs in a source, including PostgreSQL's formatting.
+/// The space in bytes that a `traceparent` needs in the JSON of a source, including PostgreSQL's formatting.
 const TRACE_ROOM: usize = 128;
 
 /// The maximum number of decimal places of a `numeric` in PostgreSQL, and so of a number in `jsonb`. The same limit
@@ -197,7 +197,7 @@ impl NotificationRequest {
         Ok(Self { note, payload, data, has_key: raw.idempotency_key.is_some() })
     }
 
-    /// Sets the idempotency key that came in the header. A different key inside the request is refused.
+    /// Sets the idempotency key from the header `Idempotency-Key`. A different key inside the request is refused.
     pub fn with_key(mut self, key: &str) -> Result<Self, NotAccepted> {
         if self.has_key && self.note.idempotency_key != key {
             return Err(NotAccepted::invalid(
@@ -216,7 +216,7 @@ impl NotificationRequest {
         Ok(self)
     }
 
-    /// Adds a trace to the request, unless its source already names one or has no space left.
+    /// Adds a trace to the request's source, unless the source already names a trace or has no space left.
     pub fn traced(mut self, parent: TraceParent) -> Self {
         let source = &self.note.source;
         let has_room =
@@ -459,7 +459,7 @@ mod tests {
         assert_eq!(of("postcommit: due_at is not a time"), "due_at: is not a time");
         assert_eq!(of("something else"), "something else");
         assert!(matches!(NotAccepted::from(DbError::Unreachable("x".into())), NotAccepted::Unavailable(_)));
-        // The name of a function may begin with the name of a field.
+        // The error names the function `tenant_id`, whose name begins with the name of a field.
         let denied = |code: &str, message: &str| DbError::Refused { code: code.into(), message: message.into() };
         for problem in
             [denied("42501", "permission denied for function tenant_id"), denied("28000", "role may not log in")]

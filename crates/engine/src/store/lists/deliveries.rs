@@ -10,7 +10,7 @@ use crate::store::lists::notifications::{LIVE_STATE, WORDS, to_list};
 use crate::store::lists::recipient::RecipientFilter;
 use crate::store::queue::row::first_due;
 
-/// If the filter excludes rows, the first window has this many rows per row of the page.
+/// If the filter can exclude rows, the first window of a list reads this many index rows per row of the page.
 const SPARE: i64 = 4;
 
 pub(in crate::store) struct DeliveryList<'a> {
@@ -32,8 +32,8 @@ impl<'a> DeliveryList<'a> {
         self.filter.before.map_or(newest, |before| before.further(newest))
     }
 
-    /// Returns the states among `of` that the filter selects. They are constants and are written into the statement as
-    /// literals, so that the planner recognises a partial index.
+    /// Returns the states among `of` that the filter selects. The states are written into the statement as literals, so
+    /// that the planner recognises a partial index.
     fn wanted_states(&self, of: &[DeliveryState]) -> Vec<&'static str> {
         let is_wanted =
             |name: &&str| self.filter.states.is_empty() || self.filter.states.iter().any(|state| state == name);
@@ -65,8 +65,8 @@ impl<'a> DeliveryList<'a> {
         if let Some(list) = &f.list {
             on.push_str(&to_list(self.dialect, list, parameters));
         }
-        // The words are compared in SQL, because jobs count and act on the same rows. SQLite knows the case of ASCII
-        // letters only, so a word also matches as it is written.
+        // The words are compared in SQL, because jobs count and act on the same rows. SQLite ignores the case of ASCII
+        // letters only, so a word also matches exactly as it is written.
         let (strpos, shown) = (self.dialect.strpos(), "coalesce(note.title, note.event_type)");
         for word in f.words.iter().take(WORDS) {
             let (lower, word) = (parameters.add(word.to_lowercase()), parameters.add(word.as_str()));
@@ -79,9 +79,9 @@ impl<'a> DeliveryList<'a> {
         self.filter.recipient.as_deref().map(RecipientFilter)
     }
 
-    /// Returns the parts in which the ledger is read: one extra condition each, and a recipient to check row by row.
-    /// With a recipient there are three parts, each with an index: rows of the address, rows of the user, and rows that
-    /// ended before they were expanded. Otherwise the ledger is read in one part.
+    /// Returns the parts in which the ledger is read. Each part has an extra condition and maybe a recipient to check
+    /// row by row. With a recipient there are three parts, each with an index: rows of the address, rows of the user,
+    /// and rows that ended before the expansion. Otherwise the ledger is read in one part.
     fn ledger_parts(&self, parameters: &mut SqlParameters) -> Vec<(String, Option<RecipientFilter<'a>>)> {
         match self.recipient() {
             Some(recipient) if !self.is_led_by_notification() => vec![

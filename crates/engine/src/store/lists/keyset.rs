@@ -17,7 +17,7 @@ use crate::store::Store;
 use crate::store::lists::rows::RowQuery;
 use crate::store::unreadable::legible;
 
-/// How many index rows one page examines at most in each tenant.
+/// How many index rows one page of a list examines at most in each tenant.
 pub const EXAMINED: i64 = 20_000;
 
 /// A position in a list. Newer notifications come first, then higher tenant numbers, then lower target numbers. A page
@@ -184,7 +184,7 @@ pub(in crate::store) trait ListQuery {
     fn first_window(&self, limit: i64) -> i64;
 }
 
-/// The database for which a list's SQL is written.
+/// The database for which the SQL of a list is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::store) enum Dialect {
     Postgres,
@@ -217,7 +217,7 @@ impl Store {
         if self.db.kind() == "postgres" { Dialect::Postgres } else { Dialect::Sqlite }
     }
 
-    /// Reads one page of keys.
+    /// Reads one page of a list, only the keys.
     pub(in crate::store) async fn list_keys(
         &self,
         list: &impl ListQuery,
@@ -228,7 +228,7 @@ impl Store {
         Ok(Page { rows: page.rows.into_iter().map(|(key, _)| key).collect(), more: page.more })
     }
 
-    /// Reads one page of keys, each with the row that `row_query` reads for it.
+    /// Reads one page of a list: the keys, each with the row that `row_query` reads for it.
     pub(in crate::store) async fn list_rows(
         &self,
         list: &impl ListQuery,
@@ -241,7 +241,7 @@ impl Store {
         let enough = usize::try_from(limit).unwrap_or(0);
         loop {
             let Some(floor) = self.floor(list, position, step).await? else { return Ok(Page { rows, more: None }) };
-            // One row more than fits is read, to find out whether there is a next page.
+            // One row more than the page holds is read, to find out whether there is a next page.
             let wanted = enough.saturating_add(1) - rows.len();
             rows.extend(self.matches(list, row_query, position, floor.unwrap_or(list.oldest()), wanted).await?);
             if rows.len() > enough {
@@ -292,7 +292,7 @@ impl Store {
             return Ok(None);
         }
         let rows = self.db.query_once(&sql, parameters).await?;
-        // If the id is unreadable, all remaining rows are read as one window.
+        // If the window's lowest id is unreadable, all remaining rows are read as one window.
         Ok(Some(rows.first().and_then(|row| row.get(0).unwrap_or_default())))
     }
 
@@ -322,7 +322,8 @@ impl Store {
     ) -> (String, Vec<Value>) {
         let mut parameters = SqlParameters::default();
         let found = self.window(list, position, floor, &mut parameters);
-        // If [`ListQuery::keep`] rejects rows, the statement gets no limit and only the window bounds it.
+        // If [`ListQuery::keep`] can reject rows, the statement gets no limit. Only the window bounds the number of
+        // rows.
         let limit =
             parameters.add(if list.filters_rows() { i64::MAX } else { i64::try_from(wanted).unwrap_or(i64::MAX) });
         let sql = format!("SELECT * FROM ({found}) found ORDER BY 2 DESC, 1 DESC, 3 LIMIT {limit}");
@@ -383,7 +384,8 @@ fn floor_statement(list: &impl ListQuery, position: Position, step: i64) -> (Str
     let (oldest, upper, step) =
         (parameters.add(list.oldest()), parameters.add(position.notification), parameters.add(step));
     let tenants = tenants(list.tenant(), &mut parameters);
-    // A notification that was returned completely is not counted, because it may have more rows than a window.
+    // If the previous page returned all rows of a notification, these rows are not counted, because they may be more
+    // than a window.
     let below = if position.is_behind() { "<" } else { "<=" };
     let kth = |IndexScan { table, id, which }: IndexScan| {
         format!(

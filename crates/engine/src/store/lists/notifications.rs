@@ -10,9 +10,9 @@ use crate::store::lists::keyset::{Dialect, IndexScan, ListQuery, Position, SqlPa
 use crate::store::lists::recipient::RecipientFilter;
 use crate::store::queue::row::first_due;
 
-/// How many words of a search are used. Further words are ignored.
+/// How many words of a search in titles are used. Further words are ignored.
 pub(in crate::store) const WORDS: usize = 8;
-/// If the filter excludes rows, the first window has this many rows per row of the page.
+/// If the filter can exclude rows, the first window of a list reads this many index rows per row of the page.
 const SPARE: i64 = 4;
 
 /// The SQL for the state of row `q` of the queue.
@@ -62,8 +62,8 @@ impl<'a> NotificationList<'a> {
         self.filter.before.map_or(newest, |before| before.further(newest))
     }
 
-    /// Returns scans of smaller tables or indexes that still cover all matches. Empty means that the notification table
-    /// itself is read.
+    /// Returns scans of tables or indexes that are smaller than the notification table and still cover all matches.
+    /// Empty means that the notification table itself is read.
     fn leading_scans(&self, parameters: &mut SqlParameters) -> Vec<IndexScan> {
         let wanted = &self.filter.states;
         let is_live = |state: &String| DeliveryState::LIVE.iter().any(|live| live.name() == state);
@@ -218,7 +218,7 @@ impl ListQuery for NotificationList<'_> {
             leading.push(None);
         }
         let select = |scan| self.select(dialect, from, window, scan, parameters);
-        // UNION and DISTINCT remove duplicates, because the queue and the ledger have one row per target of a
+        // UNION and DISTINCT remove duplicates, because the queue and the ledger can have several rows for a
         // notification.
         leading.into_iter().map(select).collect::<Vec<_>>().join(" UNION ")
     }
@@ -239,7 +239,8 @@ impl ListQuery for NotificationList<'_> {
 }
 
 impl NotificationList<'_> {
-    /// Returns the statement for the matching notifications. With `scan` it begins with the rows of that index.
+    /// Returns the statement for the matching notifications. With `scan` the statement begins with the rows of that
+    /// index.
     fn select(
         &self,
         dialect: Dialect,
@@ -252,7 +253,8 @@ impl NotificationList<'_> {
         let inside = window.holds("note.id");
         let steps = match scan {
             Some(IndexScan { table, id, which }) => {
-                // The window's size is computed without this condition, because no index covers it.
+                // The size of the window is computed without the condition for stuck deliveries, because no index
+                // covers it.
                 let stuck = self.stuck_since.filter(|_| table == "delivery_queue").map(|since| parameters.add(since));
                 let stuck = stuck
                     .map(|since| format!(" AND k.lease_token IS NULL AND {} < {since}", first_due("k")))

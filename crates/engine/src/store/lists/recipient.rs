@@ -1,6 +1,6 @@
 //! Filters a list by recipient: a user id or an address that must match exactly. Two indexes of the ledger find ended
-//! deliveries: one by address, one by user. A delivery that is not expanded has neither yet, so the recipients of its
-//! notification are compared.
+//! deliveries: one by address, one by user. A delivery that is not expanded has no address and no user yet, so the
+//! recipients of its notification are compared.
 
 use super::keyset::{Dialect, IndexScan, SqlParameters};
 use super::notifications::array;
@@ -10,14 +10,14 @@ use super::notifications::array;
 pub(in crate::store) struct RecipientFilter<'a>(pub &'a str);
 
 impl RecipientFilter<'_> {
-    /// Returns the index scans that cover all rows of the recipient: the whole queue, the rows of the address and of the
-    /// user in the ledger, and ledger rows without an address.
+    /// Returns the index scans that cover all rows of the recipient: the whole queue, the rows of the address and of
+    /// the user in the ledger, and ledger rows without an address.
     pub(in crate::store) fn scans(self, dialect: Dialect, parameters: &mut SqlParameters) -> Vec<IndexScan> {
         let queue = IndexScan { table: "delivery_queue", id: "notification_id", which: String::new() };
         std::iter::once(queue).chain(self.ledger_scans(dialect, parameters)).collect()
     }
 
-    /// Returns only the scans of the ledger.
+    /// Returns the scans of the ledger that [`scans`](Self::scans) includes.
     pub(in crate::store) fn ledger_scans(self, dialect: Dialect, parameters: &mut SqlParameters) -> [IndexScan; 3] {
         let scan = |which| IndexScan { table: "delivery_ledger", id: "notification_id", which };
         let user = parameters.add(self.0);
@@ -28,7 +28,7 @@ impl RecipientFilter<'_> {
         ]
     }
 
-    /// Returns the condition for ledger rows of the address that an index can serve.
+    /// Returns the condition for ledger rows of the address. An index can serve this condition.
     pub(in crate::store) fn indexed(self, dialect: Dialect, row: &str, parameters: &mut SqlParameters) -> String {
         let recipient = parameters.add(self.0);
         match dialect {
@@ -39,15 +39,15 @@ impl RecipientFilter<'_> {
         }
     }
 
-    /// Returns the condition for ledger rows `q` of the user that an index can serve, except rows that
-    /// [`indexed`](Self::indexed) finds.
+    /// Returns the condition for ledger rows `q` of the user, except rows that [`indexed`](Self::indexed) finds. An
+    /// index can serve this condition.
     pub(in crate::store) fn of_user(self, parameters: &mut SqlParameters) -> String {
         let user = parameters.add(self.0);
         format!(" AND q.user_id = {user} AND q.target IS DISTINCT FROM {user}")
     }
 
     /// Returns the condition for ledger rows `q` without an address, except rows that [`of_user`](Self::of_user) finds.
-    /// Both databases have an index for it.
+    /// Both databases have an index for this condition.
     pub(in crate::store) fn unexpanded(self, parameters: &mut SqlParameters) -> String {
         format!(" AND q.target IS NULL AND q.user_id IS DISTINCT FROM {}", parameters.add(self.0))
     }
@@ -67,8 +67,8 @@ impl RecipientFilter<'_> {
     }
 }
 
-/// Returns the condition that `note.recipients` contains the recipient. Every value in it is compared, except the name
-/// of a provider.
+/// Returns the condition that `note.recipients` contains the recipient. Every value in `note.recipients` is compared,
+/// except the name of a provider.
 fn named(dialect: Dialect, recipient: &str) -> String {
     match dialect {
         Dialect::Postgres => format!(

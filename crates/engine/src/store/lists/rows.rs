@@ -7,14 +7,15 @@ use crate::db::{Db, DbError, Row, Value, sqlite};
 use crate::store::Store;
 
 /// A query for one row of a list by its key: `$1` is the tenant, `$2` the notification and `$3` the target's number.
-/// They may occur in the columns, too. `{provider}` there is replaced with the expression for the provider's name.
+/// These parameters may also occur in `columns`, where `{provider}` is replaced with the expression for the provider's
+/// name.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::store) struct RowQuery {
     pub columns: &'static str,
     pub of_one: &'static str,
 }
 
-/// Looks up the provider's name by the lane of the row `k` that was found. If the view joined the provider instead, the
+/// The SQL for the provider's name of the row `k` that the list found. If the view joined the provider instead, the
 /// planner might read the queue in the order of lanes.
 const PROVIDER_OF_K: &str = "(SELECT p.name FROM postcommit.provider p WHERE p.tenant = k.tenant AND p.id = k.lane)";
 
@@ -67,8 +68,8 @@ impl RowQuery {
 }
 
 impl Store {
-    /// Reads notifications by key, in the order of `keys`. This may be a second statement, because a notification's key
-    /// never changes.
+    /// Reads notifications by key, in the order of `keys`. A separate statement is safe here, because the key of a
+    /// notification never changes.
     pub(in crate::store) async fn read_rows(
         &self,
         keys: &[DeliveryKey],

@@ -1,4 +1,5 @@
-//! The groupings of KPIs, and how the queue, the ledger and the roll-ups give the label of a row.
+//! The properties by which KPIs are grouped, and the SQL for the group label of a row in the queue, the ledger and the
+//! roll-ups.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -9,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use crate::store::numbers::kpis::Kpi;
 use crate::store::numbers::rollups::OTHER;
 
-/// How many groups are listed, the busiest first. All others are added up as `other`.
+/// How many groups of KPIs are listed, the busiest first. All other groups are added up as `other`.
 pub const GROUPS_LISTED: usize = 1000;
-/// How many codes of an error class are listed, the most frequent first. All others are added up as `other`.
+/// How many codes of an error class are listed, the most frequent first. All other codes are added up as `other`.
 pub const CODES_LISTED: usize = 20;
 /// The label of deleted providers.
 pub const DELETED: &str = "deleted";
@@ -67,13 +68,11 @@ pub struct CodeCount {
 }
 
 impl KpiGrouping {
-    /// All groupings.
     pub const ALL: [Self; 6] = [Self::Site, Self::Channel, Self::Provider, Self::EventType, Self::Error, Self::Tenant];
 
-    /// Returns the SQL for the label of a row in the queue or the ledger. For a provider it is the lane, and for a
-    /// tenant its number. `site` is a
-    /// column that may hold the site. Values that only the notification has are looked up row by row, because a join
-    /// could make the planner scan the whole history.
+    /// Returns the SQL for the label of a row in the queue or the ledger. The label of a provider is its lane, and the
+    /// label of a tenant is its number. `site` is a column that may hold the site. Values that only the notification
+    /// has are looked up row by row, because a join could make the planner scan the whole history.
     pub(in crate::store) fn of_row(self, alias: &str, site: &str) -> String {
         let noted = |column: &str| {
             format!(
@@ -207,7 +206,7 @@ impl Groups {
         if listed.len() > GROUPS_LISTED {
             let rest = listed.split_off(GROUPS_LISTED);
             let kpi = rest.iter().fold(Kpi::default(), |sum, one| sum.plus(&one.kpi));
-            // A site may be named `other` as well.
+            // A group may itself be named `other`, e.g. a site. Then the sum is added to that group.
             match listed.iter_mut().find(|one| one.label == OTHER && one.tenant.is_none()) {
                 Some(other) => other.kpi = std::mem::take(&mut other.kpi).plus(&kpi),
                 None => listed.push(KpiGroup { label: OTHER.into(), tenant: None, kpi, codes: vec![] }),

@@ -19,7 +19,7 @@ use crate::store::{ClosedCount, Store};
 pub struct KpiSettings {
     /// The number of seconds after its first due time when a delivery counts as stuck: 1 to 2,592,000. Default 600.
     pub stuck_after_s: u64,
-    /// The number of seconds over which delivered and failed are counted: 60 to 172,800. Default 3,600.
+    /// The number of seconds over which delivered and failed deliveries are counted: 60 to 172,800. Default 3,600.
     pub interval_s: u64,
     /// The number of hours for which roll-ups by minute are kept: 48 to 744. Default 48.
     pub minutes_kept_h: u64,
@@ -290,9 +290,9 @@ impl KpiScope {
     }
 }
 
-/// Counts the queue by state. `$1` is now, and `$2` is now minus the threshold of stuck deliveries (E11). As in lists,
-/// a delivery that is being sent is not stuck. A delivery that waits for its next attempt, for a paused lane or for a
-/// closed host can be stuck, because an operator should look at it.
+/// Counts the queue by state. `$1` is now, and `$2` is now minus the threshold of stuck deliveries. A delivery that is
+/// being sent is not stuck, as in lists. A delivery that waits for its next attempt, for a paused lane or for a closed
+/// host can be stuck, because an operator should look at it.
 fn queue(of: KpiScope) -> String {
     let (group, first_due) = (of.label_and_code("q", "NULL"), first_due("q"));
     let untried = "q.lease_token IS NULL AND q.attempts = 0 AND q.losses = 0";

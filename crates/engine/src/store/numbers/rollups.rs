@@ -11,15 +11,16 @@ use crate::store::Store;
 use crate::store::numbers::groups::KpiGrouping;
 use crate::store::numbers::kpis::KpiSettings;
 
-/// How many sites of a tenant are counted separately: the first ones to appear. All other sites count as [`OTHER`].
+/// How many sites of a tenant are counted separately: the sites that appeared first. All other sites count as
+/// [`OTHER`].
 pub const SITES: i64 = 1000;
 /// How many channels of a tenant are counted separately.
 pub const CHANNELS: i64 = 100;
 /// How many event types of a tenant are counted separately. The same limit applies to providers and to error classes.
 pub const GROUPS: i64 = 1000;
-/// The label for everything beyond a limit.
+/// The label under which everything beyond a limit is counted.
 pub const OTHER: &str = "other";
-/// How many slots a series may have: two days of minutes, or 120 days of hours.
+/// How many time slots a series may have: two days of minutes, or 120 days of hours.
 pub const SLOTS: usize = 2880;
 /// How many lines a series has at most. The smallest are added up as [`OTHER`].
 pub const LINES: usize = 20;
@@ -213,7 +214,7 @@ impl Store {
         let (minutes, hours) = (settings.minutes_kept(), settings.hours_kept());
         for (table, kept) in [("minute", minutes), ("group", minutes), ("hour", hours)] {
             let old = now.as_micros() - i64::try_from(kept.as_micros()).unwrap_or(i64::MAX);
-            // The tenants are listed in the condition, because the tenant is the first column of the key.
+            // The condition lists all tenants, so that the key's index can be used: the tenant is its first column.
             let sql = format!(
                 "DELETE FROM postcommit.rollup_{table}
                     WHERE tenant IN (SELECT id FROM postcommit.tenant) AND slot < $1"
@@ -264,8 +265,8 @@ impl Store {
     }
 }
 
-/// Returns the condition on the tenant. For all tenants it lists every tenant, because the tenant is the first column
-/// of every key.
+/// Returns the condition on the tenant. For all tenants the condition lists every tenant, because the tenant is the
+/// first column of every key.
 pub(in crate::store) fn of_tenant(alias: &str, tenant: Option<i32>, parameter: usize) -> String {
     match tenant {
         Some(_) => format!("AND {alias}.tenant = ${parameter}"),
@@ -282,7 +283,7 @@ fn largest(lines: BTreeMap<String, Vec<i64>>) -> Vec<SeriesLine> {
             sum.iter_mut().zip(&line.counts).for_each(|(sum, count)| *sum += count);
             sum
         };
-        // A site may be named `other` as well.
+        // A site may itself be named `other`. Then the sum is added to its line.
         match lines.iter_mut().find(|line| line.label == OTHER) {
             Some(line) => line.counts = rest.iter().fold(std::mem::take(&mut line.counts), add),
             None => {
@@ -342,8 +343,8 @@ fn fold_postgres() -> String {
     )
 }
 
-/// Returns the roll-up for SQLite as several statements. They see the same rows, because a write transaction is
-/// exclusive.
+/// Returns the roll-up for SQLite as several statements. All of them see the same rows, because a write transaction on
+/// SQLite is exclusive.
 fn fold_sqlite() -> Vec<String> {
     let (fresh, known) = ("postcommit.rollup_fresh", "postcommit.rollup_label");
     let [minute, hour] =

@@ -21,13 +21,13 @@ pub enum KeyError {
     #[error("{0}")]
     Refused(String),
     /// The id is unknown or the secret is wrong. Both give the same error, so that guessing reveals nothing.
-    #[error("the API key is not known")]
+    #[error("the API key is not known; check it, or create another key")]
     Unknown,
     /// The key has expired.
-    #[error("the API key expired at {0}")]
+    #[error("the API key expired at {0}; create another key")]
     Expired(Timestamp),
     /// The key was revoked.
-    #[error("the API key was revoked at {0}")]
+    #[error("the API key was revoked at {0}; create another key")]
     Revoked(Timestamp),
     #[error(transparent)]
     Database(#[from] DbError),
@@ -153,8 +153,7 @@ impl Store {
     /// Finds the key of a token. The caller must check whether the tenant is suspended.
     ///
     /// # Errors
-    /// Returns why the token is not accepted. An expired or revoked key is reported as such only if the secret is
-    /// right.
+    /// Returns why the token is not accepted. That a key is expired or revoked is reported only if the secret is right.
     pub async fn find_key(&self, token: &str) -> Result<Key, KeyError> {
         let mut parts = token.splitn(3, '_');
         let (Some("pc"), Some(id), Some(secret)) = (parts.next(), parts.next(), parts.next()) else {
@@ -205,7 +204,8 @@ impl Store {
         self.change(sql, vec![tenant.into(), id.into()], AuditEntry::new(tenant, "key.revoke", id)).await
     }
 
-    /// Records the last use of keys, at most once a minute per key. Callers collect keys and call this rarely.
+    /// Records the last use of keys, at most once a minute per key. Callers collect used keys and call this method
+    /// rarely.
     pub async fn note_keys_used(&self, ids: &[String]) -> Result<(), DbError> {
         let sql = match self.db.kind() {
             "postgres" => {

@@ -15,14 +15,14 @@ use crate::store::people::keys::known;
 
 /// How many days after its creation a session ends at the latest, even if it is renewed.
 pub const SESSION_DAYS: u64 = 30;
-/// How long an expired session is kept, so that its token is not taken for a guess.
+/// How long an expired session is kept, so that a request with its token does not count as a guessed token.
 const KNOWN_FOR: Duration = Duration::from_secs(86_400);
 
 /// The identity and the rights of a session.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Login {
     pub tenant: i32,
-    /// The key on which the session depends, if any. The session ends when the key is revoked or expires.
+    /// The API key on which the session depends, if any. The session ends when the key is revoked or expires.
     pub key_id: Option<String>,
     /// The name of the actor in the audit log.
     pub actor: String,
@@ -66,7 +66,7 @@ pub struct SessionRow {
 }
 
 impl Session {
-    /// Returns whether this is the session's CSRF token, as it is or masked.
+    /// Returns whether `given` is the session's CSRF token, plain or masked.
     pub fn accepts_csrf(&self, given: &str) -> bool {
         Token::parse(given).or_else(|| Token::unmasked(given)).is_some_and(|token| self.csrf.is_of(&token))
     }
@@ -77,12 +77,13 @@ pub fn csrf_token(session: &str) -> Option<Secret> {
     Token::parse(session).map(|token| token.derive("csrf").text())
 }
 
-/// Derives the CSRF token as [`csrf_token`] does, masked anew by each call: for pages, which are sent compressed.
+/// Derives the CSRF token like [`csrf_token`], and masks it with new random bytes in each call. Pages need this,
+/// because the size of compressed responses could otherwise reveal the token.
 pub fn masked_csrf_token(session: &str) -> Option<Secret> {
     Token::parse(session).map(|token| token.derive("csrf").masked())
 }
 
-/// The condition that the key of a session or link is valid, or that the row depends on no key.
+/// The condition that the API key of a session or sign-in link is valid, or that the row depends on no key.
 const KEY_STANDS: &str = "({row}.key_id IS NULL
      OR EXISTS (SELECT 1
        FROM postcommit.api_key k
@@ -110,7 +111,8 @@ impl Store {
     }
 
     /// Redeems a sign-in link and begins a session in one transaction, so that only one of several concurrent calls
-    /// succeeds. Returns `None` if the link is used, expired or unknown, or if its key is no longer valid.
+    /// succeeds. Returns `None` if the link is used, expired or unknown, or if the API key of the link is no longer
+    /// valid.
     pub async fn redeem_login_link(&self, link: &str, lasts: Duration) -> Result<Option<NewSession>, DbError> {
         let Some(link) = Token::parse(link) else { return Ok(None) };
         let sql = "SELECT tenant, key_id, actor, scopes FROM postcommit.login_link WHERE hash = $1";
@@ -132,7 +134,7 @@ impl Store {
         begun.ok_or_else(|| DbError::Unreadable("the row of a new session was not written; report it as a bug".into()))
     }
 
-    /// Begins a session. With `only_if`, the session begins only if that statement changes a row.
+    /// Begins a session. With `only_if`, the session begins only if the statement `only_if` changes a row.
     async fn begin_session(
         &self,
         only_if: Option<Statement>,
@@ -172,8 +174,8 @@ impl Store {
         self.db.query(&sql, vec![token.hash().into()]).await?.first().map(session).transpose()
     }
 
-    /// Returns whether this was the token of a session that has expired, or whose key has. Sessions are known until a day
-    /// after they expired.
+    /// Returns whether the token belongs to a stored session, valid or not. An expired session is stored for one more
+    /// day.
     pub async fn knew_session(&self, token: &str) -> Result<bool, DbError> {
         let Some(token) = Token::parse(token) else { return Ok(false) };
         let sql = "SELECT 1 FROM postcommit.session WHERE hash = $1";

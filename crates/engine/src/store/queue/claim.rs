@@ -42,8 +42,8 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Returns the lease of a claimed delivery. Its key names the row that holds the delivery, which can be its
-    /// notification's row.
+    /// Returns the lease of a claimed delivery. The key of the lease names the row that holds the delivery, which can
+    /// be the row of its notification.
     pub fn of(delivery: &Delivery) -> Self {
         Self { key: DeliveryKey { n: delivery.row, ..delivery.key }, token: delivery.token }
     }
@@ -74,8 +74,8 @@ pub(in crate::store) const PICK: &str = "SELECT c.ctid, want.lane FROM want CROS
           SELECT q.ctid FROM postcommit.delivery_queue q WHERE {is_due} ORDER BY q.due_at LIMIT want.quota FOR UPDATE SKIP LOCKED
         ) r LIMIT want.quota
       ) c";
-/// The lanes that the claim asks for and that are open. Rate-limited lanes are excluded here, even if a dispatcher
-/// still takes them for unlimited. Only [`Store::claim_limited`] claims from them.
+/// The lanes that the claim asks for and that are open. Rate-limited lanes are excluded, even if a dispatcher does not
+/// know of the limit yet. Only [`Store::claim_limited`] claims from them.
 const WANT: &str = "want AS MATERIALIZED (
       SELECT w.lane, w.quota, w.place FROM unnest($1::int[], $2::int[]) WITH ORDINALITY AS w (lane, quota, place){commit}
       WHERE NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = w.lane AND {held})
@@ -95,9 +95,10 @@ const PICKED_OF_IT: &str = "picked AS MATERIALIZED (
 fn held_postgres() -> String {
     format!("({} OR p.rate_per_s IS NOT NULL)", closed_postgres("p"))
 }
-/// Leases the picked rows. A lease begins with the statement, before its snapshot is taken, so its worker knows every
-/// change that was committed before the lease began (docs/decisions/0033). The rows are found by `ctid`, which is safe
-/// because the same statement has locked them. So the plan does not depend on statistics.
+/// Leases the picked rows. A lease begins when the statement begins, before the statement's snapshot is taken. So the
+/// worker knows every change that was committed before the lease began (docs/decisions/0033). The rows are found by
+/// `ctid`, so that the plan does not depend on statistics. This is safe, because the same statement has locked the
+/// rows.
 const LEASE: &str = "
     UPDATE postcommit.delivery_queue q
     SET lease_token = $3, lease_until = clock_timestamp() + $4::float8 * interval '1 second', leased_at = now(),
@@ -120,9 +121,9 @@ pub(in crate::store) fn want(commit: &str) -> String {
     WANT.replace("{commit}", commit).replace("{held}", &held_postgres())
 }
 
-/// The claim on SQLite takes two statements for each lane and priority. This one reads the free rows in index order.
-/// [`LEASE_SQLITE`] then leases every free row up to the last one that was read. No other claim can come between them:
-/// the writer thread is the only claimer of its process, and `BEGIN IMMEDIATE` excludes other processes. UPDATE …
+/// The claim on SQLite takes two statements for each lane and priority. This statement reads the free rows in index
+/// order. [`LEASE_SQLITE`] then leases every free row up to the last row that was read. No other claim can come between
+/// them: the writer thread is the only claimer of its process, and `BEGIN IMMEDIATE` excludes other processes. UPDATE …
 /// RETURNING would copy each row and takes 6.8 µs per row instead of 5.7, measured with perf.
 static DUE_SQLITE: LazyLock<String> = LazyLock::new(|| {
     let free = "lane = ?2 AND priority = ?3 AND due_at <= ?4 AND (lease_until IS NULL OR lease_until < ?1)";
@@ -132,7 +133,8 @@ static DUE_SQLITE: LazyLock<String> = LazyLock::new(|| {
     )
 });
 static LEASE_SQLITE: LazyLock<String> = LazyLock::new(|| {
-    // A condition on `due_at` alone would read every row with the same due time, e.g. all of a large list.
+    // A condition on `due_at` alone would read every row with the same due time, e.g. the deliveries to all members of
+    // a large list.
     let up_to = "(due_at, tenant, notification_id, n) <= (?6, ?7, ?8, ?9)";
     format!(
         "{SET_LEASE_SQLITE} WHERE lane = ?4 AND priority = ?5 AND {up_to} AND (lease_until IS NULL OR lease_until < ?1)"
@@ -141,7 +143,7 @@ static LEASE_SQLITE: LazyLock<String> = LazyLock::new(|| {
 pub(in crate::store) const IS_DUE_SQLITE: &str = "SELECT 1 FROM postcommit_delivery_queue
     WHERE lane = ?1 AND priority = ?2 AND due_at <= ?3 AND (lease_until IS NULL OR lease_until < ?4) LIMIT 1";
 /// Returns a row if the claim must skip the lane. A claim of rate-limited lanes (`?3` is true) skips lanes without a
-/// limit, and every other claim skips lanes with one.
+/// rate limit, and every other claim skips lanes with a rate limit.
 static HELD_SQLITE: LazyLock<String> = LazyLock::new(|| {
     let closed = closed_sqlite("p", "?2");
     format!("SELECT 1 FROM postcommit_provider p WHERE p.id = ?1 AND ({closed} OR (p.rate_per_s IS NOT NULL) <> ?3)")
@@ -247,7 +249,7 @@ impl Store {
     ) -> Result<Claim, DbError> {
         let (wants, search) = (wants.to_vec(), search.clone());
         // While nothing is due, a check on a read connection leaves the write lock to the application. If the last
-        // claim found rows, the next one probably finds some as well and skips this check.
+        // claim found rows, this claim probably finds rows as well, so the check is left out.
         if !self.found.load(Ordering::Relaxed) {
             let (wants, search) = (wants.clone(), search.clone());
             let look = move |connection: &Connection| {
@@ -282,7 +284,7 @@ impl Store {
         self.db.execute_one(sql, vec![tenant.into(), id.into()]).await.map(drop)
     }
 
-    /// Claims the due deliveries of one notification, except in lanes that are closed or rate-limited. It serves a pass
+    /// Claims the due deliveries of one notification, except in lanes that are closed or rate-limited. Used by a pass
     /// that an operator starts for this notification.
     pub async fn claim_notification(
         &self,
@@ -327,7 +329,7 @@ impl Store {
     }
 
     /// Announces sends of `at_most_once` deliveries, before their first byte is sent. Returns the deliveries that may
-    /// be sent. The others have lost their lease.
+    /// be sent. The other deliveries have lost their lease.
     pub async fn announce(&self, leases: &[Lease]) -> Result<Vec<DeliveryKey>, DbError> {
         crash_point!("intent.before");
         let announced = match &self.db {
@@ -391,8 +393,8 @@ pub(in crate::store) const INTENT_POSTGRES: &str = "UPDATE postcommit.delivery_q
 const INTENT_SQLITE: &str = "UPDATE postcommit_delivery_queue SET intent = ?4
     WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 AND lease_until > {now} RETURNING tenant, notification_id, n";
 
-/// Renews leases and skips rows that another transaction has locked. They are renewed next time, because waiting for
-/// one locked row would let all other leases expire.
+/// Renews leases and skips rows that another transaction has locked. The skipped leases are renewed next time. Waiting
+/// for a locked row would let all other leases expire.
 pub(in crate::store) const RENEW_POSTGRES: &str = "WITH kept AS MATERIALIZED (
       SELECT r.ctid FROM unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[]) AS g (tenant, notification_id, n, token)
       JOIN postcommit.delivery_queue r ON r.tenant = ANY (ARRAY[g.tenant]) AND r.notification_id = g.notification_id AND r.n = g.n AND r.lease_token = g.token
@@ -430,7 +432,8 @@ fn times(connection: &Connection, due_before: Option<Timestamp>) -> Result<(Time
     Ok((now, due_before.map_or(now, |before| before.min(now))))
 }
 
-/// The terms of a new lease: its token, when it begins and ends, and the latest due time of the rows it may cover.
+/// The terms of a new lease: its token, its beginning (`now`) and end (`until`), and the latest due time of the rows
+/// that it may cover.
 pub(in crate::store) struct Term {
     pub token: Uuid,
     pub now: Timestamp,
@@ -535,7 +538,7 @@ mod tests {
     use super::*;
     use crate::db::Value;
 
-    /// All members of a large list have the same due time.
+    /// The deliveries to all members of a large list have the same due time.
     #[tokio::test]
     async fn a_claim_on_sqlite_does_not_read_every_row_with_the_same_due_time() {
         let folder = tempfile::tempdir().unwrap();

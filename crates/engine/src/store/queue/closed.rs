@@ -1,7 +1,8 @@
 //! The SQL condition that a lane is closed, which means that no claim may take rows from it now.
 
 /// The condition that the lane of provider `p` is closed at `now`: it is paused or held, or its tenant is suspended. A
-/// rate limit does not close a lane. The condition can be NULL, which means open, so negate it with `IS NOT TRUE`.
+/// rate limit does not close a lane. The condition can be NULL, which means that the lane is open, so negate it with
+/// `IS NOT TRUE`.
 fn closed(p: &str, now: &str, is_suspended: &str) -> String {
     format!("({p}.paused IS NOT NULL OR {p}.held_until > {now} OR {p}.tenant {is_suspended})")
 }

@@ -1,6 +1,6 @@
 //! Finds lanes with due rows without a query for each lane. The search steps from one lane to the next along the
 //! claim's index, so its cost grows with the number of lanes that have rows and not with the number of all lanes. One
-//! claim examines a bounded number of index positions, and the next claim continues there.
+//! claim examines a limited number of index positions, and the next claim continues from there.
 
 use std::sync::LazyLock;
 
@@ -33,7 +33,7 @@ pub struct Search {
     pub each: i32,
 }
 
-/// The result of a search.
+/// The result of a search for lanes with due rows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Searched {
     /// Providers' lanes that are open and have due rows. The search claims nothing from them.
@@ -57,8 +57,8 @@ const SCAN: &str = "scan (until, lane, priority, due_at, visit) AS (
       ) next ON true
       WHERE s.visit < $10::int AND s.lane < s.until
     ), due AS MATERIALIZED (SELECT s.lane, s.priority FROM scan s WHERE s.due_at <= least(now(), $5::timestamptz))";
-/// Computes how many unexpanded notifications to claim for each tenant that has due ones. The total quota is divided
-/// evenly among the tenants, plus one, up to the limit per tenant.
+/// Computes how many unexpanded notifications to claim for each tenant that has due notifications: an equal part of the
+/// total quota, plus one, up to the limit per tenant.
 const FRESH: &str = "fresh AS MATERIALIZED (
       SELECT due.lane, array_agg(due.priority ORDER BY due.priority DESC) AS priorities, least($11::int / count(*) OVER () + 1, $12::int) AS quota
       FROM due WHERE due.lane < 0 GROUP BY due.lane ORDER BY due.lane
@@ -69,8 +69,8 @@ const PICK_FRESH: &str = "SELECT c.ctid, fresh.lane FROM fresh CROSS JOIN LATERA
           SELECT q.ctid FROM postcommit.delivery_queue q WHERE {free} ORDER BY q.due_at LIMIT fresh.quota FOR UPDATE SKIP LOCKED
         ) r LIMIT fresh.quota
       ) c LIMIT $11";
-/// Reports where the search stopped and which providers' lanes have due rows, including rate-limited ones. It claims
-/// nothing from them, because only their dispatcher knows how many deliveries they can start.
+/// Reports where the search stopped and which providers' lanes have due rows, including rate-limited ones. Nothing is
+/// claimed from these lanes, because only the dispatcher of a lane knows how many deliveries the lane can start.
 const SEEN: &str = "seen AS (
       SELECT max(s.lane) AS lane, s.until FROM scan s GROUP BY s.until
       UNION ALL
@@ -85,8 +85,8 @@ pub(in crate::store) const NOTE: &str = "note_";
 pub(in crate::store) static CLAIM_SEARCHING_POSTGRES: LazyLock<String> =
     LazyLock::new(|| format!("{} SELECT * FROM told", searching("")));
 /// The claim with a search that also reads the unexpanded notifications, and whose commit does not wait for the disk
-/// (docs/decisions/0015). With little traffic it saves one round trip and one wait for the disk per notification. In a
-/// backlog it would save nothing, because other deliveries are sent and settled during the wait.
+/// (docs/decisions/0015). With little traffic this claim saves one round trip and one wait for the disk per
+/// notification. In a backlog it would save nothing, because other deliveries are sent and settled during the wait.
 pub(in crate::store) static CLAIM_READING_POSTGRES: LazyLock<String> = LazyLock::new(|| {
     let read = reading_postgres("told.n = 0 AND note.tenant = told.tenant AND note.id = told.notification_id");
     let told = searching(", set_config('synchronous_commit', 'off', true)");
@@ -109,7 +109,7 @@ fn free(of: &str, p: &str) -> String {
     FREE.replace("{of}", of).replace("{p}", p)
 }
 
-/// Separates the claimed rows from the rows that report the search.
+/// Separates the claimed rows from the rows that report the result of the search.
 pub(in crate::store) fn split(rows: Vec<tokio_postgres::Row>) -> Result<(Vec<tokio_postgres::Row>, Searched), DbError> {
     let mut searched = Searched::default();
     let mut leased = Vec::with_capacity(rows.len());
@@ -131,8 +131,8 @@ const NEXT_SQLITE: &str = "SELECT lane, priority, due_at FROM postcommit_deliver
 static CLOSED_SQLITE: LazyLock<String> =
     LazyLock::new(|| format!("SELECT 1 FROM postcommit_provider p WHERE p.id = ?1 AND {}", closed_sqlite("p", "?2")));
 
-/// Searches on SQLite without claiming. Returns the tenants' lanes with notifications to expand, and the other lanes
-/// with due rows.
+/// Searches for lanes with due rows on SQLite, without claiming. Returns the tenants' lanes with notifications to
+/// expand, and the other lanes with due rows.
 pub(in crate::store) fn search_sqlite(
     connection: &Connection,
     search: &Search,

@@ -1,6 +1,6 @@
-//! Moves deliveries that were routed again into the lanes of their providers. A delivery of a template that was parked
-//! before anything was sent, and is retried, has no version of its template yet. It is throttled and collected like a
-//! new target, and gets the current version of its template.
+//! Moves deliveries that were routed again into the lanes of their providers. A retried delivery that was parked before
+//! anything was sent has no template version. Throttle and digest decide about it as about a new target, and it gets
+//! the current version of its template.
 
 use postcommit_channel::model::{ErrorClass, Facts, Fate};
 use serde_json::{Value as Json, json};
@@ -12,9 +12,9 @@ use crate::db::columns::names;
 use crate::db::{Db, DbError, postgres};
 use crate::store::{Lease, Store};
 
-/// The columns that change in a row that enters a lane. A retried delivery of a template that has no version yet gets
-/// the current version of the template. Its `lost_since` is cleared: a worker that lost the lease has sent nothing,
-/// because the expansion does not send such rows.
+/// The columns that change in a row that enters a lane. A retried delivery without a template version gets the current
+/// version of its template. Its `lost_since` is cleared: a worker that lost the lease has sent nothing, because it was
+/// only expanding the row.
 fn entered(template: &str) -> String {
     format!(
         "lease_token = NULL, lease_until = NULL,
@@ -25,8 +25,8 @@ fn entered(template: &str) -> String {
              WHERE t.tenant = q.tenant AND t.id = {template})) END"
     )
 }
-/// The columns that a retried delivery takes from its target. They differ from its row if its channel had no template
-/// when its notification was expanded.
+/// The columns that a retried delivery takes from its new target. They can differ from the delivery's row, because the
+/// channel may have had no template when the notification was expanded.
 const TAKEN: [(&str, &str); 6] = [
     ("target", "text"),
     ("template", "text"),
@@ -36,7 +36,8 @@ const TAKEN: [(&str, &str); 6] = [
     ("send_key", "text"),
 ];
 
-/// The statements. Their one parameter is a JSON array of rows.
+/// The statements that move retried deliveries into lanes or end them. The only parameter of each is a JSON array of
+/// rows.
 struct EnterSql {
     enter: String,
     end: String,
@@ -58,8 +59,8 @@ impl Store {
         Ok(self.db.execute_one(&sql, parameters).await? > 0)
     }
 
-    /// Moves retried deliveries into their providers' lanes, as far as their throttles and digests let them pass. The others
-    /// end. A delivery whose lease is lost is skipped. On an error nothing was written.
+    /// Moves retried deliveries into their providers' lanes. A delivery that is throttled, collected in a digest or
+    /// otherwise ended moves to the ledger. A delivery whose lease is lost is skipped. On an error nothing was written.
     pub async fn enter_paced(&self, mut batch: Vec<Expanded>) -> Result<Written, DbError> {
         crash_point!("expand.before");
         batch.sort_by_key(|one| one.lease.key);
@@ -115,7 +116,7 @@ impl Store {
     }
 }
 
-/// Writes deliveries whose fate is decided.
+/// Writes each delivery's [`Fate`]: the delivery enters a lane or ends.
 async fn write<S: Session>(session: &S, sql: &EnterSql, batch: &[Expanded]) -> Result<(), DbError> {
     let (mut entered, mut ended): (Vec<Json>, Vec<Json>) = (vec![], vec![]);
     for Expanded { lease, targets, .. } in batch {

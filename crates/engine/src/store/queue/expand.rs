@@ -18,7 +18,7 @@ use crate::store::queue::pacing::{PacingSql, is_paced, pace_postgres, pace_sqlit
 use crate::store::queue::row::{FactArrays, fact_values};
 use crate::store::{Lease, Store};
 
-/// The targets of one notification, or one of its deliveries that is retried.
+/// The targets of one expanded notification, or the new target of a retried delivery.
 #[derive(Debug, Clone)]
 pub struct Expanded {
     /// The lease on the notification's own row, whose key has n = 0, or on the row of a retried delivery.
@@ -35,7 +35,7 @@ impl Expanded {
         Self { lease, targets, first: 1 }
     }
 
-    /// Whether it is a delivery that is retried.
+    /// Returns whether this is a retried delivery and not a notification.
     #[must_use]
     pub fn is_retried(&self) -> bool {
         self.lease.key.n > 0
@@ -58,7 +58,8 @@ arrays! {
     }
 }
 arrays! {
-    /// The send key and the earliest send time of a target. Passed only if a target of the batch has one of them.
+    /// The send key and the earliest send time of a target. Passed only if a target of the batch has a send key or such
+    /// a time.
     struct Once, OnceArrays {
         key_hash: Option<Uuid>,
         not_before: postgres::Time,
@@ -73,15 +74,16 @@ arrays! {
         lane: i32,
     }
 }
-/// The columns that identify the notification's row. All other columns belong to the target.
+/// The columns that identify the notification's own row. All other columns of [`Given`] belong to the target.
 const OF_NOTIFICATION: &str = "tenant, notification_id, token";
 
-/// Replaces notifications' rows with the rows of their targets. The new rows keep the due times and the priority, so
-/// that the oldest is sent first in every lane. The targets of a notification are passed as arrays next to its row,
+/// Replaces the rows of notifications with the rows of their targets. The new rows keep the due times and the priority,
+/// so that the oldest is sent first in every lane. The targets of a notification are passed as arrays next to its row,
 /// because a later join would compare every target with every notification.
 pub(in crate::store) static EXPAND_POSTGRES: LazyLock<String> = LazyLock::new(|| expand_postgres(LEAVE, false, false));
 /// Expands like [`EXPAND_POSTGRES`], for a batch with send keys or earliest send times. A target is queued only if this
-/// statement wrote its send key. Concurrent expansions wait for each other at the key, and only one of them writes it.
+/// statement wrote its send key. Concurrent expansions with the same send key wait for each other, and only one of them
+/// writes the key.
 pub(in crate::store) static EXPAND_ONCE_POSTGRES: LazyLock<String> =
     LazyLock::new(|| expand_postgres(LEAVE, true, false));
 /// Expands like [`EXPAND_ONCE_POSTGRES`], for targets that are sent immediately. Their rows take over the lease of the
@@ -94,7 +96,7 @@ pub(in crate::store) static EXPAND_PART_POSTGRES: LazyLock<String> =
     LazyLock::new(|| expand_postgres(STAY, true, false));
 
 /// Expands notifications with one target each, none of which has a send key, an earliest send time or an end. The
-/// notification's row becomes the row of the target, which takes half of the time of a new row.
+/// notification's row becomes the row of the target. This takes half as long as inserting a new row.
 pub(in crate::store) static EXPAND_ONLY_POSTGRES: LazyLock<String> =
     LazyLock::new(|| only_postgres("lease_token = NULL, lease_until = NULL, leased_at = NULL"));
 /// Expands like [`EXPAND_ONLY_POSTGRES`], for targets that are sent immediately. Their rows keep the lease.
@@ -108,8 +110,9 @@ const STAY: &str = "UPDATE postcommit.delivery_queue q
             SET lease_token = NULL, lease_until = NULL, lost_since = NULL, losses = 0
             FROM given g";
 
-/// The statement for notifications with one target each. Columns that a new row would not have get their defaults. The
-/// number of the own row is a column of `given`: with a constant, the planner may walk all own rows.
+/// The statement for notifications with one target each. Columns that a new row would leave empty get their defaults.
+/// The number 0 of a notification's row is a column of `given`: with a constant, the planner might scan the rows of all
+/// unexpanded notifications.
 fn only_postgres(lease: &str) -> String {
     let columns = [OnlyArrays::COLUMNS, FactArrays::COLUMNS].concat();
     let facts: Vec<String> = FactArrays::COLUMNS.iter().map(|(name, _)| format!("{name} = g.{name}")).collect();
@@ -168,7 +171,8 @@ fn expand_postgres(leave: &str, once: bool, held: bool) -> String {
                     SELECT 1 FROM held h WHERE h.tenant = t.tenant AND h.notification_id = t.notification_id AND h.n = t.n) AS twice) k
                 ), ",
                 take_over = take_over(true),
-                // A key that a concurrent expansion wrote is not visible to this statement.
+                // A send key that a concurrent expansion wrote is not visible to this statement. Then the text says
+                // `another delivery`.
                 in_batch = "SELECT h.notification_id || '.' || h.n FROM held h WHERE h.tenant = t.tenant AND h.key_hash = t.key_hash",
                 earlier = "SELECT k.notification_id || '.' || k.n FROM postcommit.send_key k WHERE k.tenant = ANY (ARRAY[t.tenant]) AND k.key_hash = t.key_hash",
                 class = ErrorClass::of_code(DUPLICATE).map_or("NULL".into(), |class| format!("'{}'", class.name())),
@@ -210,22 +214,24 @@ fn expand_postgres(leave: &str, once: bool, held: bool) -> String {
 
 /// The code of a target whose send key another delivery holds.
 pub const DUPLICATE: &str = "duplicate";
-/// The text of such a target, before and after the delivery that holds the key.
+/// The detail of a target that is skipped as a duplicate, before and after the name of the delivery that holds the send
+/// key.
 const SENT_ALREADY: [&str; 2] = [
     "the template is sent once per entity, and ",
     " holds the send key; `postcommit deliveries resend` sends it nevertheless",
 ];
 
-/// Returns the text of a target whose send key this delivery holds.
+/// Returns the detail of a target that is skipped because the delivery `holder` holds the send key.
 pub(in crate::store) fn sent_already(holder: DeliveryId) -> String {
     let [before, after] = SENT_ALREADY;
     format!("{before}delivery {holder}{after}")
 }
 
-/// The end of a statement that writes send keys into the table `k`. A key stays with the delivery that holds it. If that
-/// delivery ended before any attempt, it was not sent and never will be, so the new delivery takes the key over.
+/// The end of a statement that writes send keys into the table `k`. A key stays with the delivery that holds it. But if
+/// the holder ended before any attempt, it was not sent and never will be, so the new delivery takes over the key.
 pub(in crate::store) fn take_over(is_postgres: bool) -> String {
-    // On PostgreSQL the tenant is compared with an array, so that the planner uses the primary key (tests/it/planner.rs).
+    // On PostgreSQL the tenant is compared with an array, so that the planner uses the primary key
+    // (tests/it/planner.rs).
     let tenant = if is_postgres { "ANY (ARRAY[k.tenant])" } else { "k.tenant" };
     format!(
         "ON CONFLICT (tenant, key_hash) DO UPDATE
@@ -248,7 +254,7 @@ pub struct Written {
 }
 
 impl Written {
-    /// Adds the decisions of the throttles and digests in the same transaction.
+    /// Adds the targets that the throttles and digests ended in the same transaction.
     pub(in crate::store) fn with(mut self, paced: Self) -> Self {
         self.duplicates.extend(paced.duplicates);
         self.ended.extend(paced.ended);
@@ -257,8 +263,8 @@ impl Written {
 }
 
 impl Store {
-    /// Replaces each notification's own row with the rows of its targets. A notification whose lease is lost is skipped.
-    /// On an error nothing was written.
+    /// Replaces each notification's own row with the rows of its targets. A notification whose lease is lost is
+    /// skipped. On an error nothing was written.
     pub async fn expand(&self, mut batch: Vec<Expanded>) -> Result<Written, DbError> {
         crash_point!("expand.before");
         batch.sort_by_key(|e| e.lease.key);
@@ -298,8 +304,8 @@ impl Store {
     }
 
     /// Replaces each notification's own row with the row of its only target. The new row takes over the lease, so that
-    /// its send may begin without a claim. Also returns the notifications whose targets can be sent now. The other
-    /// notifications were duplicates, or their leases are lost. On an error nothing was written.
+    /// the target can be sent without another claim. Also returns the notifications whose targets can be sent now. The
+    /// other targets were duplicates, or the leases of their notifications are lost. On an error nothing was written.
     pub async fn expand_held(&self, mut batch: Vec<Expanded>) -> Result<(Written, HashSet<Uuid>), DbError> {
         crash_point!("expand.before");
         batch.sort_by_key(|e| e.lease.key);
@@ -348,7 +354,7 @@ async fn replace(
     client.query_one(&statement, &told.parameters()).await.map_err(postgres::refused)
 }
 
-/// Returns the lane of the only target, if the notification's row can become its row.
+/// Returns the lane of the only target, if the notification's row can become the target's row.
 fn only_lane(one: &Expanded) -> Option<i32> {
     match (&one.targets[..], one.first, one.is_retried()) {
         ([Target { fate: Fate::Lane(lane), once: None, not_before: None, pacing: None, .. }], 1, false) => Some(*lane),
@@ -356,7 +362,7 @@ fn only_lane(one: &Expanded) -> Option<i32> {
     }
 }
 
-/// Writes a batch that has throttled or collected targets, in one transaction.
+/// Writes a batch with targets that have a throttle or digest, in one transaction.
 async fn expand_paced(client: &mut Client, sql: &PacingSql, mut batch: Vec<Expanded>) -> Result<Written, DbError> {
     let statement = client.prepare_cached(&EXPAND_ONCE_POSTGRES).await.map_err(postgres::refused)?;
     let transaction = client.transaction().await.map_err(postgres::refused)?;
@@ -386,7 +392,7 @@ impl<'a> Told<'a> {
         }
     }
 
-    /// The parameters for notifications with one target each. `lanes` are the lanes of the targets.
+    /// Creates the parameters for notifications with one target each. `lanes` are the lanes of the targets.
     fn only(batch: &'a [Expanded], lanes: &[i32]) -> Self {
         let only = |(one, lane): (&Expanded, &i32)| Only {
             tenant: one.lease.key.tenant,
@@ -413,7 +419,7 @@ impl<'a> Told<'a> {
 
 /// The parameters of the targets, without their facts.
 enum Whose<'a> {
-    /// The targets of notifications with any number of them.
+    /// The targets of notifications with any number of targets.
     Targets(GivenArrays<'a>),
     /// The only target of each notification.
     Only(OnlyArrays),
@@ -535,7 +541,7 @@ pub(in crate::store) fn expand_sqlite(
             written.duplicates.push(DeliveryKey { n, ..key });
         }
         let own = params![given.tenant, id, n, given.lane];
-        // A delivery that waits for the end of quiet hours is first due at that end.
+        // A delivery that waits for the end of quiet hours counts as first due at that end.
         let later = target.not_before.map(Timestamp::as_micros).filter(|later| *later > due_at);
         let (due_at, first_due_at) = later.map_or((due_at, first_due_at), |later| (later, None));
         let (sql, rest) = match given.state {
@@ -554,7 +560,7 @@ pub(in crate::store) fn expand_sqlite(
     Ok(())
 }
 
-/// Writes the send key of a target. If another delivery keeps the key, returns that delivery.
+/// Writes the send key of a target. If another delivery holds the key, returns that delivery.
 fn other_holder(
     connection: &Connection,
     key: DeliveryKey,

@@ -1,5 +1,5 @@
-//! Moves the deliveries that wait in a closed lane into the lane of the next provider (docs/decisions/0040). The move of
-//! a delivery after its own attempt is part of its settlement.
+//! Moves deliveries that wait in a closed lane into the lane of the next provider (docs/decisions/0040). The move of a
+//! delivery after its own attempt is part of settling that attempt.
 
 use postcommit::Timestamp;
 use postcommit_channel::model::{MAX_MOVES, Provider};
@@ -8,15 +8,16 @@ use crate::crash_point;
 use crate::db::{Db, DbError, Value, sqlite};
 use crate::store::Store;
 
-/// The code of a delivery that was moved while it waited. Its detail names the provider that it left.
+/// The code of a delivery that was moved while it waited. The detail names the former provider.
 pub const FAILED_OVER: &str = "failed_over";
 
-/// The rows `q` that may move from lane `$1` to lane `$2`. Both providers are read here, so that nothing moves on outdated
-/// knowledge. Leased rows stay, also those whose lease ran out: the worker that lost one may have sent it. What may have
-/// arrived stays and, under `at_most_once`, what was ever attempted. After an attempt only those classes of errors move
-/// that certainly did not send (`model::may_move`). `until` is `$3` seconds from now, and `$4` is now: a volatile clock
-/// and a range of priorities would read the scheduled rows of the lane as well. A next provider that has tripped takes one
-/// row, which probes it.
+/// Selects the rows `q` that may move from lane `$1` to lane `$2`. The statement reads both providers itself, because
+/// the caller's knowledge may be outdated. A leased row stays, even if the lease ran out: the worker that lost the
+/// lease may have sent the message. A delivery that may have arrived stays. Under `at_most_once` every attempted
+/// delivery stays. Otherwise an attempted delivery moves only if the class of its error proves that nothing was sent
+/// (`model::may_move`). `until` is `$3` seconds from now. Now is the parameter `$4` and priorities are listed one by
+/// one: with a volatile clock or a range of priorities, the scheduled rows of the lane would be read as well. If the
+/// next provider's breaker has tripped, only one row moves, as a probe.
 fn movable(until: &str) -> String {
     format!(
         "FROM postcommit.delivery_queue q
@@ -48,14 +49,15 @@ fn sql(until: &str, unlocked: &str) -> String {
 }
 
 impl Store {
-    /// Moves deliveries of a lane that is paused, tripped or held for longer than its `failover_after_s` into the lane
-    /// `to`: `most` of those that are due at `now`. Returns how many moved. Nothing moves if the lane is open by now or
-    /// `to` is closed.
+    /// Moves deliveries into the lane `to` from a lane that is paused, tripped or held for longer than its
+    /// `failover_after_s`. At most `most` deliveries that are due at `now` move. Returns how many moved. Nothing moves
+    /// if the lane is open by now or if `to` is closed.
     pub async fn move_waiting(&self, from: &Provider, to: i32, now: Timestamp, most: u32) -> Result<u64, DbError> {
-        let detail = format!("moved on from provider {}, which cannot send now", from.name);
+        let detail = format!("moved from provider {}, which cannot send now", from.name);
         let after = Value::Real(from.failover_after().as_secs_f64());
         let mut parameters = vec![Value::from(from.id), to.into(), after, now.into(), 1_i64.into()];
-        // Most looks find nothing. On SQLite they then leave the write lock to the application.
+        // A read comes first, because it nearly always finds nothing. On SQLite this leaves the write lock to the
+        // application.
         let look = format!("SELECT 1 {}", movable(&self.db.seconds_from_now(3)));
         if self.db.query(&look, parameters.clone()).await?.is_empty() {
             return Ok(0);

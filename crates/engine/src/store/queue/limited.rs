@@ -44,7 +44,7 @@ pub struct LimitedClaim {
 }
 
 impl LimitedClaim {
-    /// Returns the lanes that the claim really examined, with the quota it used. A lane without a permit was not
+    /// Returns the lanes that the claim examined, with the quota that it used. A lane without a permit was not
     /// examined, so nothing is known about where its due rows begin.
     fn looked_at(&self, wants: &[Want]) -> Vec<Want> {
         let quota_of = |want: &Want| {
@@ -86,7 +86,7 @@ pub(in crate::store) static CLAIM_LIMITED_POSTGRES: LazyLock<String> = LazyLock:
         spend_and_lease()
     )
 });
-/// The claim for one notification, whose rows are found by its key.
+/// The claim of one notification's deliveries from rate-limited lanes. The rows are found by the notification's key.
 pub(in crate::store) static CLAIM_LIMITED_NOTIFICATION_POSTGRES: LazyLock<String> = LazyLock::new(|| {
     let wanted = "unnest($6::int[], $7::int[]) WITH ORDINALITY AS want (lane, quota, place)";
     let picked = "picked AS MATERIALIZED (
@@ -104,7 +104,8 @@ fn spend_and_lease() -> String {
 }
 
 const BUCKET_SQLITE: &str = "SELECT p.rate_per_s, p.burst, r.used, r.as_of FROM postcommit_provider p JOIN postcommit_lane_rate r ON r.lane = p.id WHERE p.id = ?1";
-/// Returns permits. SQLite has its own statement, because function names and time units differ.
+/// Returns unused permits to a lane's bucket. SQLite has its own statement, because function names and time units
+/// differ.
 const GIVE_BACK_POSTGRES: &str = "UPDATE postcommit.lane_rate r
     SET used = greatest(r.used - greatest($2::float8 - p.rate_per_s * greatest(extract(epoch FROM r.as_of - $3::timestamptz)::float8, 0), 0), 0)
     FROM postcommit.provider p WHERE r.lane = $1 AND p.id = r.lane AND p.rate_per_s IS NOT NULL";
@@ -169,8 +170,8 @@ impl Store {
         Ok(claimed)
     }
 
-    /// Claims the due deliveries of one notification with the rules of [`Store::claim_limited`]. It serves a pass that
-    /// an operator starts for this notification.
+    /// Claims the due deliveries of one notification with the rules of [`Store::claim_limited`]. Used by a pass that an
+    /// operator starts for this notification.
     pub async fn claim_limited_notification(
         &self,
         (tenant, id): (i32, Uuid),
@@ -217,7 +218,8 @@ impl Store {
     }
 
     /// Gives back the unused permits that were taken at `taken_at`, minus the permits that the bucket has refilled
-    /// since then. Otherwise more than a burst could be sent together, because the bucket may have been full.
+    /// since then. Without this deduction more than one burst could be sent together, because the bucket may have been
+    /// full.
     pub async fn give_back_permits(&self, lane: i32, permits: usize, taken_at: Timestamp) -> Result<(), DbError> {
         let sql = match &self.db {
             Db::Postgres(_) => GIVE_BACK_POSTGRES,

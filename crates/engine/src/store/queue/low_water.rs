@@ -14,23 +14,24 @@ use postcommit_channel::model::Delivery;
 
 use crate::store::Want;
 
-/// The usual time between two full scans of a lane.
+/// The usual time between two full scans of a lane, which ignore its marks.
 const LOOK: Duration = Duration::from_secs(2);
-/// A slow full scan is repeated only after this many times its duration, so that it uses about 1 % of the time.
+/// A slow full scan is repeated only after this many times its duration, so that full scans use about 1 % of the time.
 /// [`LONGEST`] is the upper limit of this interval.
 const COST: u32 = 100;
 const LONGEST: Duration = Duration::from_secs(30);
 /// A full scan that took longer than this has probably read entries of deleted rows. After such a scan, marks are used
 /// even for lanes whose last claim found fewer rows than its quota.
 const SLOW: Duration = Duration::from_millis(50);
-/// The largest number of entries in each of the two maps.
+/// The largest number of entries in each of the two maps of [`Marks`].
 const LANES: usize = 10_000;
 
 /// The marks of each lane and priority.
 #[derive(Debug, Default)]
 pub struct Marks {
     by_queue: HashMap<(i32, i16), Mark>,
-    /// The next full scan of each lane. It is kept per lane, because a claim does not ask for all lanes.
+    /// The time of the next full scan of each lane. Each lane has its own time, because a claim does not ask for all
+    /// lanes.
     by_lane: HashMap<i32, FullLook>,
 }
 
@@ -45,7 +46,7 @@ struct FullLook {
 struct Mark {
     /// The earliest due time in the last batch.
     from: Timestamp,
-    /// Whether the batch stopped because it was full, so more rows are probably due. If true, the next claim starts at
+    /// Whether the batch stopped because it was full, so more rows are probably due. If so, the next claim starts at
     /// `from` again.
     more: bool,
 }
@@ -75,7 +76,7 @@ impl Marks {
     }
 
     /// Updates the marks from the rows that a claim found in the examined lanes. If the claim also searched other lanes
-    /// and was slow, its duration says nothing about these lanes and is not recorded.
+    /// and was slow, its duration says nothing about the examined lanes and is not recorded.
     pub fn note(&mut self, look: &Look, wants: &[Want], found: &[Delivery], searched: bool) {
         let took = look.began.elapsed();
         let full = FullLook { next_at: clock::monotonic() + (took * COST).clamp(LOOK, LONGEST), slow: took > SLOW };
@@ -90,7 +91,8 @@ impl Marks {
             self.by_lane.extend(look.full.iter().filter(|lane| quotas.contains_key(lane)).map(|lane| (*lane, full)));
         }
         for (queue, batch) in batches(found) {
-            // The quota can cut short only the lowest priority found in a lane. The higher ones were emptied.
+            // The quota can cut short only the lowest priority that was found in a lane. All due rows of higher
+            // priorities were found.
             if let Some(quota) = quotas.get(&queue.0) {
                 self.by_queue.insert(queue, Mark { from: batch.earliest, more: batch.so_far >= *quota });
             }
@@ -126,7 +128,7 @@ fn batches(found: &[Delivery]) -> BTreeMap<(i32, i16), Batch> {
         batch.so_far += 1;
     }
     let mut before = (0, 0);
-    // Each lane is handled from its highest priority down.
+    // In reverse order each lane is handled from its highest priority down.
     for ((lane, _), batch) in batches.iter_mut().rev() {
         batch.so_far += if before.0 == *lane { before.1 } else { 0 };
         before = (*lane, batch.so_far);

@@ -1,9 +1,9 @@
 //! Throttles and digests. Both are updated in the transaction that writes the targets, under the leases of their
 //! notifications, so that a repeated expansion counts once and an event is in one digest or in none.
 //!
-//! A digest is a notification of its own, and it is open while its own row (n = 0) is in the queue. An expansion, an
-//! expiry or an operator that removes this row closes the digest, and the next event opens a new one. So there is no
-//! state that could disagree with the queue (docs/decisions/0034).
+//! A digest is a notification of its own, and it is open while its own row (n = 0) is in the queue. Whatever removes
+//! this row closes the digest: its expansion, its expiry or an operator. The next event then opens a new digest. So
+//! there is no state that could disagree with the queue (docs/decisions/0034).
 //!
 //! Locks are taken in one order: the notifications' own rows, throttles, digests, the digests' own rows, send keys. A
 //! locked row of a digest is skipped without waiting.
@@ -32,9 +32,9 @@ use crate::store::intake::accept::{Accepted, enter_one_postgres, enter_one_sqlit
 
 /// A transaction of either database.
 pub(in crate::store) trait Session {
-    /// Runs a statement in the form that both databases share.
+    /// Runs a statement that is written for both databases. Its only parameter is a JSON array of `rows`.
     async fn query(&self, sql: &str, rows: Vec<Json>) -> Result<Vec<Row>, DbError>;
-    /// Enqueues a notification.
+    /// Enqueues a notification in this transaction.
     async fn enqueue(&self, request: &NotificationRequest) -> Result<Accepted, DbError>;
 }
 
@@ -83,16 +83,16 @@ pub(in crate::store) fn pace_sqlite(
     Ok((batch, paced))
 }
 
-/// Runs work of a [`Session`] on SQLite. Nothing in it waits, because SQLite's calls do not.
+/// Runs the work of a [`Session`] on SQLite. The future is always ready, because calls of SQLite are synchronous.
 pub(in crate::store) fn on_sqlite<T>(work: impl Future<Output = Result<T, DbError>>) -> Result<T, DbError> {
-    let waited = || Err(DbError::Unreadable("a transaction on SQLite has waited".into()));
+    let waited = || Err(DbError::Unreadable("a SQLite transaction had to wait; report it as a bug".into()));
     work.now_or_never().unwrap_or_else(waited)
 }
 
 type Hash = (i32, Uuid);
 
-/// Decides about every target of a batch that has a throttle or digest. Writes the results, except the targets
-/// themselves.
+/// Decides for every target of a batch with a throttle or digest whether it is sent, skipped or collected. Writes the
+/// throttles and digests. The caller writes the targets.
 async fn pace<S: Session>(session: &S, sql: &PacingSql, batch: &mut Vec<Expanded>) -> Result<Written, DbError> {
     let Some(now) = keep_leased(session, sql, batch).await? else { return Ok(Written::default()) };
     let mut pacer = Pacer { session, sql, now, ..Pacer::begin(session, sql, batch).await? };
@@ -122,8 +122,8 @@ fn live(batch: &[Expanded]) -> impl Iterator<Item = (DeliveryKey, &Target, &Paci
     })
 }
 
-/// Removes the notifications whose lease is lost, and locks the rows of the others. Returns the database's time, or `None`
-/// if nothing is left.
+/// Removes the notifications whose lease is lost from the batch, and locks the rows of the others. Returns the
+/// database's time, or `None` if the batch is empty now.
 async fn keep_leased<S: Session>(
     session: &S,
     sql: &PacingSql,
@@ -143,13 +143,13 @@ fn key_in(row: &Row) -> Result<DeliveryKey, DbError> {
     Ok(DeliveryKey { tenant: row.get(0)?, notification: row.get(1)?, n: row.get(2)? })
 }
 
-/// The throttles and digests of one transaction, and their changes.
+/// The throttles and digests that one transaction has locked, and the changes to write.
 struct Pacer<'a, S> {
     session: &'a S,
     sql: &'a PacingSql,
     now: Timestamp,
     periods: BTreeMap<Hash, Period>,
-    /// The newest digest of each key. `None` if it is closed.
+    /// The newest digest of each key. `None` if that digest is closed.
     digests: BTreeMap<Hash, Option<OpenDigest>>,
     items: Vec<Json>,
     released: Vec<Json>,
@@ -178,15 +178,16 @@ impl<'a, S: Session> Pacer<'a, S> {
         })
     }
 
-    /// Writes the send keys of targets with a throttle or digest. Returns the targets whose key another delivery holds,
-    /// with that delivery.
+    /// Writes the send keys of targets with a throttle or digest. Returns the targets whose send key another delivery
+    /// holds, each with that delivery.
     async fn hold_keys(&self, batch: &[Expanded]) -> Result<BTreeMap<DeliveryKey, DeliveryId>, DbError> {
         let (mut asked, mut first, mut hashes) = (vec![], vec![], BTreeSet::new());
         for (key, target, _) in live(batch) {
             let Some(hash) = target.once else { continue };
             let DeliveryKey { tenant, notification, n } = key;
             let row = json!({"tenant": tenant, "key_hash": hash, "notification_id": notification, "n": n});
-            // Of several targets with the same key, the first one asks for it: a statement may not write a row twice.
+            // Of several targets with the same send key, only the first asks for it, because a statement may not write
+            // a row twice.
             first.extend(hashes.insert((tenant, hash)).then(|| row.clone()));
             asked.push(row);
         }
@@ -197,7 +198,7 @@ impl<'a, S: Session> Pacer<'a, S> {
         self.session.query(&self.sql.hold_keys, first).await?;
         for row in &self.session.query(&self.sql.holders, asked).await? {
             let (key, holder) = (key_in(row)?, DeliveryId { notification: row.get(3)?, n: row.get(4)? });
-            // A delivery that is retried may hold its key already.
+            // A retried delivery may already hold its send key.
             if holder != key.id() {
                 holders.insert(key, holder);
             }
@@ -212,7 +213,7 @@ impl<'a, S: Session> Pacer<'a, S> {
         target: &mut Target,
         holder: Option<DeliveryId>,
     ) -> Result<(), DbError> {
-        // The send key was written before this step, or another delivery has it.
+        // The send key is already decided: this target has it, or another delivery holds it.
         let once = target.once.take();
         let Some(pacing) = target.pacing.take() else { return Ok(()) };
         if let Some(holder) = holder {
@@ -246,7 +247,7 @@ impl<'a, S: Session> Pacer<'a, S> {
         Ok(())
     }
 
-    /// Puts an event into its digest, and opens one if there is none. Returns the digest's id.
+    /// Puts an event into its digest, and opens a digest if none is open. Returns the digest's id.
     async fn collect(&mut self, key: DeliveryKey, target: &Target, digesting: &Digesting) -> Result<Uuid, DbError> {
         let place = (key.tenant, digesting.key_hash);
         let open = self.digests.get(&place).copied().flatten().filter(|open| open.has_room_for(digesting.bytes));
@@ -288,9 +289,9 @@ impl<'a, S: Session> Pacer<'a, S> {
         })?;
         let Accepted { id, duplicate, .. } = self.session.enqueue(&request).await?;
         if duplicate {
-            // Nothing is written, and the expansion is repeated.
+            // The error rolls the transaction back, and the expansion is repeated with a new key.
             return Err(DbError::Unreadable(format!(
-                "the key {own_key:?} of a new digest is held by notification {id}"
+                "the new digest's key {own_key:?} already belongs to notification {id}"
             )));
         }
         let pin = json!({"tenant": key.tenant, "notification_id": id, "channel": facts.channel(),
@@ -300,7 +301,7 @@ impl<'a, S: Session> Pacer<'a, S> {
         Ok(id)
     }
 
-    /// Writes the counts, the digests and their items.
+    /// Writes the periods of throttles, the digests and their items, releases send keys, and makes full digests due.
     async fn finish(self) -> Result<Written, DbError> {
         let period = |((tenant, hash), period): (&Hash, &Period)| json!({"tenant": tenant, "key_hash": hash, "until_us": period.until.as_micros(), "sent": period.sent});
         let digest = |((tenant, hash), digest): (&Hash, &Option<OpenDigest>)| {
@@ -339,7 +340,7 @@ async fn periods<S: Session>(
         .collect()
 }
 
-/// Locks and reads the newest digests of their keys, and finds out which of them are open.
+/// Locks and reads the newest digest of each key, and finds out which digests are open.
 async fn open_digests<S: Session>(
     session: &S,
     sql: &PacingSql,

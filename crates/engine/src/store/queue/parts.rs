@@ -1,10 +1,10 @@
 //! Large expansions, in parts. The members of the lists are copied when the expansion begins, so that later changes of
 //! the lists have no effect. Each part is a transaction: it writes its targets, removes its members from the copy, and
-//! releases the notification's row. A worker that is lost between two parts loses nothing.
+//! releases the notification's row. If a worker dies between two parts, nothing is lost.
 //!
-//! The progress of the expansion follows from the rows themselves: the next target has the number after the highest
-//! one, and the next members are the first of the copy. So the expansion also continues after the notification was
-//! parked and retried.
+//! The progress of the expansion follows from the rows themselves: the next target's number follows the highest number
+//! so far, and the next members are the first members in the copy. So the expansion also continues after the
+//! notification was parked and retried.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
@@ -31,11 +31,11 @@ use crate::store::{Lease, Store};
 pub struct NextPart {
     /// The number of the part's first target.
     pub first: i32,
-    /// The next members of the copy.
+    /// The next members in the copy of the lists' members.
     pub members: Vec<ListMember>,
-    /// The position of the last of these members.
+    /// The position of the last of these members in the copy.
     pub until: i32,
-    /// Whether the copy has no further members.
+    /// Whether the copy has no members after these.
     pub is_last: bool,
 }
 
@@ -49,7 +49,7 @@ pub struct Part {
     pub is_last: bool,
 }
 
-/// The PostgreSQL statement that copies the members of the lists, each once.
+/// Returns the PostgreSQL statement that copies the members of the lists, each once.
 fn copied_members(lease: Lease, after: usize, lists: &[String]) -> Statement {
     let given = "(SELECT $1::int AS tenant, value #>> '{}' AS a FROM jsonb_array_elements($3::jsonb)) AS g";
     let inside = INSIDE.replace("{given}", given);
@@ -67,20 +67,21 @@ fn copied_members(lease: Lease, after: usize, lists: &[String]) -> Statement {
     (sql, vec![lease.key.tenant.into(), lease.key.notification.into(), lists, Value::Int(after)])
 }
 
-/// The lists inside of the given ones, on SQLite.
+/// Finds the given lists and all lists inside them, on SQLite.
 static LISTS_SQLITE: LazyLock<String> = LazyLock::new(|| {
     let given = "(SELECT $1 AS tenant, value AS a FROM json_each($2)) AS g";
     let inside = INSIDE.replace("= ANY (ARRAY[g.tenant])", "= g.tenant").replace("{given}", given);
     sqlite::dialect(&format!("WITH {inside} SELECT DISTINCT list FROM inside"))
 });
-/// The members of one list in the order of the table's key.
+/// Reads the members of one list in the order of the table's key.
 const MEMBERS_SQLITE: &str = "SELECT kind, member, channel FROM postcommit_list_member
     WHERE tenant = ?1 AND list = ?2 AND kind <> 'list' ORDER BY kind, member, channel";
 const COPY_SQLITE: &str = "INSERT INTO postcommit_expansion_member
     (tenant, notification_id, position, kind, member, channel) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
 
 /// Copies the members of the lists on SQLite, each once. The lists are merged in the order of their members, so that
-/// only one member of each list is in memory. With DISTINCT or a window function SQLite would hold all of them.
+/// only one member of each list is in memory. With DISTINCT or a window function SQLite would keep all members in
+/// memory.
 fn copy_members(connection: &Connection, lease: Lease, after: usize, lists: &str) -> Result<(), DbError> {
     let (tenant, id) = (lease.key.tenant, sqlite::Id::from(lease.key.notification));
     let lists: Vec<String> = Prepared::on(connection, &LISTS_SQLITE)?
@@ -108,7 +109,8 @@ fn copy_members(connection: &Connection, lease: Lease, after: usize, lists: &str
     Ok(())
 }
 
-/// Returns the next member of a list. A member that cannot be read is left out, so that it blocks no other.
+/// Returns the next member of a list. A member that cannot be read is left out, so that it does not block the other
+/// members.
 fn member_of(cursor: &mut Cursor<'_>) -> Result<Option<(String, String, String)>, DbError> {
     loop {
         match cursor.next(|row| Ok((row.take(0)?, row.take(1)?, row.take(2)?))) {

@@ -1,4 +1,4 @@
-//! The columns of a delivery, each declared once. Add a new column to the migrations, to the model and here.
+//! The columns of a delivery, each declared once. Add a new column to this file, to the migrations and to the model.
 
 use std::sync::LazyLock;
 
@@ -67,8 +67,8 @@ columns! {
 }
 
 /// The SQL for the time at which a queue row was first due: when it was enqueued, the time it was scheduled for, or
-/// when an operator retried it. Automatic retries do not change it. Rows that are older than this column and were never
-/// postponed have only `due_at`.
+/// when an operator retried it. Automatic retries do not change it. A row from before the column `first_due_at` existed
+/// that was never postponed has only `due_at`.
 pub(in crate::store) fn first_due(alias: &str) -> String {
     format!("coalesce({alias}.first_due_at, {alias}.due_at)")
 }
@@ -99,7 +99,8 @@ impl Places {
 
     pub(in crate::store) fn leased(&self, row: &mut impl Cells, token: Uuid) -> Leased {
         let mut claimed = Claimed::read(row, &self.claimed)?;
-        // An unreadable version becomes 0. No dispatcher knows that version, so it reads the providers again.
+        // An unreadable version of the provider table becomes 0. No dispatcher knows that version, so the dispatcher
+        // reads the providers again.
         let providers = i64::from_value(std::mem::replace(&mut claimed.providers, Value::Null)).unwrap_or_default();
         Ok((claimed.delivery(Facts::read(row, &self.facts)?, token), providers))
     }

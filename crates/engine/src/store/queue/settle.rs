@@ -21,16 +21,17 @@ use crate::store::{Lease, Store};
 pub struct Settlement {
     /// The lease under which the delivery was attempted.
     pub lease: Lease,
-    /// The values that the target's own row would have. Set only if the target has no row of its own and was sent from
-    /// its notification's row.
+    /// The values that the target's own row would have. Set only if the target has no row of its own, because it was
+    /// sent from its notification's row.
     pub place: Option<Place>,
     /// How the delivery continues: ended, to be tried again, or returned to the queue.
     pub finish: Finish,
-    /// The lane of the next provider, if the delivery goes on with that one. It begins there with no attempts.
+    /// The lane of the next provider, if the delivery moves there by failover. The delivery begins there with no
+    /// attempts.
     pub moved_to: Option<i32>,
     /// The attempt to log. `None` if no attempt was begun, because the delivery expired, was cancelled or was returned.
     pub attempt: Option<Attempted>,
-    /// The code to show: the code of the attempt, or the reason why no attempt was begun.
+    /// The code to show: the code of the attempt, or the code for why no attempt was begun.
     pub code: Option<String>,
     /// The error class of the code. `None` if the code is not a failure.
     pub class: Option<ErrorClass>,
@@ -45,7 +46,7 @@ pub struct Settlement {
     pub message: Option<Box<InboxMessage>>,
     /// The site of the notification, from
     /// [`StoredNotification::site_label`](postcommit_channel::model::StoredNotification::site_label). Empty if the
-    /// notification has no site. `None` if the site was not looked up. The database then looks it up.
+    /// notification has no site. `None` if the site was not looked up. Then the database looks it up.
     pub site: Option<Box<str>>,
     /// The event type of the notification. It is given together with the site.
     pub event_type: Option<Box<str>>,
@@ -59,7 +60,7 @@ pub struct Place {
     pub n: i32,
     /// The lane of the target's provider.
     pub lane: i32,
-    /// The target's facts.
+    /// The facts of the target, such as its channel and address.
     pub facts: Facts,
 }
 
@@ -87,9 +88,9 @@ pub struct Settled {
     pub stale: Vec<DeliveryKey>,
 }
 
-/// The columns of an attempt with a row of its own.
+/// The columns of an attempt that has a row of its own.
 pub(in crate::store) const LOGGED: &str = "tenant, notification_id, n, seq, at, provider, outcome, code, error_class, detail, latency_ms, provider_ref, excerpt, captured, token";
-/// The columns of the ledger that hold the attempt a delivery was sent by ([`Settlement::is_kept_in_ledger`]).
+/// The ledger columns for the attempt by which a delivery was sent ([`Settlement::is_kept_in_ledger`]).
 const KEPT: &str = "attempted_at, attempted_by, outcome, latency_ms, excerpt, token";
 
 impl Store {
@@ -117,7 +118,7 @@ impl Store {
             batch.iter().filter(|s| !applied.contains(&s.lease.key)).collect()
         };
         let stale = self.not_our_own(stale).await?;
-        // The record of stale results is only evidence. If it fails, the settled batch stays written.
+        // The record of stale outcomes is only evidence. If the record fails, the settled batch stays written.
         if let Err(problem) = self.note_stale(&stale).await {
             tracing::warn!(
                 %problem, results = stale.len(),
@@ -127,9 +128,9 @@ impl Store {
         Ok(Settled { stale: stale.iter().map(|s| s.lease.key).collect(), applied })
     }
 
-    /// Removes settlements from `stale` that this process has already written. After a lost connection during a commit,
-    /// the batch is written again and no longer finds its rows. Such a settlement is not late: the attempt log holds
-    /// its token.
+    /// Removes the settlements from `stale` that this process has already written. After a lost connection during a
+    /// commit, the batch is written again and no longer finds its rows. Such a settlement is not late: the attempt log
+    /// holds its token.
     async fn not_our_own<'a>(&self, stale: Vec<&'a Settlement>) -> Result<Vec<&'a Settlement>, DbError> {
         let mut strangers = Vec::new();
         for settlement in stale {
@@ -189,9 +190,9 @@ impl Settlement {
         }
     }
 
-    /// Whether the delivery's row of the ledger holds the attempt, so that it needs no row of its own. That is so for
-    /// nearly every delivery: it was sent, without a code and without a warning. A receipt may later change the row's
-    /// code and detail, which such an attempt does not have.
+    /// Returns whether the delivery's ledger row holds the attempt, so that the attempt needs no row of its own. This
+    /// is so for nearly every delivery: it was sent, without a code and without a warning. A receipt may later
+    /// overwrite the ledger row's code and detail, but such an attempt has neither.
     fn is_kept_in_ledger(&self) -> bool {
         let is_sent = matches!(self.finish, Finish::Ended(FinishedState::Sent | FinishedState::Delivered));
         is_sent && self.attempt.is_some() && self.code.is_none() && self.class.is_none() && self.detail.is_none()

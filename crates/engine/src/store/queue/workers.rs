@@ -8,7 +8,7 @@ use crate::db::{Db, DbError};
 use crate::store::Store;
 
 impl Store {
-    /// Records that `worker` is idle for the duration `nap`. On SQLite it does nothing, because there the dispatcher
+    /// Records that `worker` is idle for the duration `nap`. On SQLite this does nothing, because the dispatcher
     /// watches the file's version.
     pub async fn fall_idle(&self, worker: Uuid, nap: Duration) -> Result<(), DbError> {
         let Db::Postgres(_) = self.db else { return Ok(()) };
@@ -17,7 +17,8 @@ impl Store {
         self.db.execute_one(sql, vec![worker.into(), crate::db::Value::Real(nap.as_secs_f64())]).await.map(drop)
     }
 
-    /// Records that `worker` is busy again. Also deletes records that ended more than an hour ago.
+    /// Records that `worker` is busy again. Also deletes idle records of other workers that ended more than an hour
+    /// ago.
     pub async fn wake_up(&self, worker: Uuid) -> Result<(), DbError> {
         let Db::Postgres(_) = self.db else { return Ok(()) };
         self.db

@@ -1,6 +1,6 @@
 //! Applies one receipt. The delivery is read, the model decides, and one transaction writes the delivery, the receipt,
-//! the suppression and the audit log. Its first statement names the state that was read, so that a concurrent change of
-//! the delivery makes it write nothing, and the receipt is judged again.
+//! the suppression and the audit log. If the delivery has changed since it was read, the first statement changes no
+//! row: then nothing is written, and the receipt is judged again.
 
 use std::time::Duration;
 
@@ -16,15 +16,15 @@ use crate::db::columns::names;
 use crate::db::{DbError, Row, Statement, Value};
 use crate::store::{AuditEntry, Store};
 
-/// How often a receipt is judged again if its delivery changes meanwhile.
+/// How often a receipt is judged if its delivery changes concurrently. After that it is postponed.
 const TRIES: usize = 8;
-/// The longest wait between two looks for the delivery of a receipt.
+/// The longest time between two tries to apply a receipt.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
-/// How long a receipt waits for a delivery that is not found, or was never sent. It waits longer for one that may be on
-/// its way, e.g. in a lane that is paused for days.
+/// How long a receipt waits for a delivery that is not found or was never attempted. For a delivery that was attempted
+/// or is being sent, it waits without a limit, e.g. while the lane is paused for days.
 const GIVEN_UP_AFTER: Duration = Duration::from_secs(24 * 3600);
 
-/// A delivery that a receipt is about.
+/// The delivery that a receipt is about.
 struct Found {
     id: DeliveryId,
     lane: i32,
@@ -36,17 +36,17 @@ struct Found {
     provider_ref: Option<String>,
 }
 
-/// What is known of a receipt's delivery.
+/// The result of the search for a receipt's delivery.
 enum Search {
     Found(Box<Found>),
-    /// It may come.
+    /// The delivery is not found, but may appear later.
     NotYet,
-    /// It cannot come, for this reason.
+    /// The delivery cannot appear any more. Holds the reason to show with the receipt.
     Never(&'static str),
 }
 
 impl Store {
-    /// Applies a receipt, or puts it off if its delivery is not ready for it.
+    /// Applies a receipt, or postpones it if its delivery is not ready for it.
     pub(super) async fn apply_receipt(&self, receipt: &Waiting) -> Result<Fate, DbError> {
         for _ in 0..TRIES {
             let found = match self.delivery_of(receipt).await? {
@@ -55,7 +55,8 @@ impl Store {
                 Search::Never(reason) => return self.ignore(receipt, None, reason).await,
             };
             if found.lane != receipt.lane {
-                // A live delivery may still come into the lane: it is not expanded yet, or was moved.
+                // A live delivery may still enter the lane of the receipt's provider: it is not expanded yet, or was
+                // moved.
                 return match DeliveryState::LIVE.contains(&found.state) {
                     true => self.put_off(receipt, Some(found.id), GIVEN_UP_AFTER).await,
                     false => self.ignore(receipt, Some(found.id), "other_provider").await,
@@ -113,13 +114,14 @@ impl Store {
         if let Some(row) = rows.first() {
             return found(row);
         }
-        // A notification is sent from its own row, or is not expanded yet.
+        // The delivery may have no row of its own: it is sent from its notification's row, or the notification is not
+        // expanded yet.
         let sql = "SELECT 1 FROM postcommit.notification WHERE tenant = $1 AND id = $2";
         let known = !self.db.query(sql, vec![receipt.tenant.into(), notification.into()]).await?.is_empty();
         Ok(if known { Search::NotYet } else { Search::Never("unknown_delivery") })
     }
 
-    /// Looks for the delivery again later, each time after a longer wait, until the receipt is given up.
+    /// Postpones the receipt, each time for longer. After `given_up_after` the receipt is ignored as `never_sent`.
     async fn put_off(
         &self,
         receipt: &Waiting,
@@ -133,7 +135,7 @@ impl Store {
         Ok(Fate::Waiting)
     }
 
-    /// Puts the next look at a receipt off. A look by another process meanwhile counts once.
+    /// Postpones the next try to apply a receipt. If another process has postponed it in the meantime, nothing changes.
     pub(super) async fn look_later(&self, receipt: &Waiting) -> Result<(), DbError> {
         let wait = Duration::from_secs(1 << receipt.looks.clamp(0, 12)).min(LONGEST_WAIT);
         let sql = format!(
@@ -163,7 +165,8 @@ impl Store {
         Ok(Fate::Applied)
     }
 
-    /// Ends the delivery in this state. Returns false, and writes nothing, if the delivery has changed meanwhile.
+    /// Ends the delivery in the given state. Returns false, and writes nothing, if the delivery has changed in the
+    /// meantime.
     async fn end(&self, receipt: &Waiting, found: &Found, state: FinishedState) -> Result<bool, DbError> {
         let mut statements = match found.state {
             DeliveryState::Pending | DeliveryState::Retrying => self.leave_queue(receipt, found, state),
@@ -184,8 +187,9 @@ impl Store {
         Ok(done)
     }
 
-    /// The statements that move a delivery which waits for another attempt from the queue into the ledger. The guard is
-    /// that no worker holds it, and that an attempt may have arrived or the receipt proves it.
+    /// Returns the statements that move a delivery from the queue, where it waits for another attempt, into the ledger.
+    /// They change nothing if a worker holds the delivery. They also change nothing unless an attempt may have arrived,
+    /// or the receipt proves that one has.
     fn leave_queue(&self, receipt: &Waiting, found: &Found, state: FinishedState) -> Vec<Statement> {
         let facts = names::<Facts>("");
         let parameters = change_parameters(receipt, found, state);
@@ -195,7 +199,7 @@ impl Store {
             "tenant, notification_id, n, lane, attempts, seq, state, reason, code, error_class, detail, unclear,
              provider_ref, sent_at, finished_at, {facts}"
         );
-        // `$10` is the receipt, which must still wait.
+        // The receipt `$10` must still be waiting.
         let waits =
             "EXISTS (SELECT 1 FROM postcommit.receipt r WHERE r.tenant = $1 AND r.id = $10 AND r.fate = 'waiting')";
         let values = format!(
@@ -204,7 +208,7 @@ impl Store {
              CASE WHEN CAST($5 AS text) <> 'parked' THEN {{now}} END, {{now}}, {facts}"
         );
         match self.db.kind() {
-            // In one statement, so that the row cannot be claimed in between.
+            // One statement moves the row, so that the row cannot be claimed in between.
             "postgres" => {
                 let sql = format!(
                     "WITH gone AS (DELETE FROM postcommit.delivery_queue WHERE {left} AND {waits} RETURNING *)
@@ -224,8 +228,8 @@ impl Store {
         }
     }
 
-    /// The statements that suppress the address, if nothing may be sent to it any more. A suppression that never ends
-    /// keeps its reason.
+    /// Returns the statements that suppress the delivery's address, if the receipt says that nothing may be sent to it
+    /// any more. An existing suppression that never ends keeps its reason.
     fn suppress_address(&self, receipt: &Waiting, found: &Found) -> Vec<Statement> {
         let (Some(reason), Some(channel), Some(target)) =
             (receipt.happened.suppresses(), &found.channel, &found.target)
@@ -235,7 +239,7 @@ impl Store {
         self.by_provider(receipt).suppress_from_now(receipt.tenant, channel, &comparable(target), reason)
     }
 
-    /// This store, with the provider as the actor of changes. The id of the request is kept.
+    /// Returns a store handle whose changes the audit log attributes to the provider. The id of the request is kept.
     fn by_provider(&self, receipt: &Waiting) -> Self {
         let name = receipt.provider.clone().unwrap_or_else(|| receipt.lane.to_string());
         self.by(Actor { name: format!("provider:{name}"), request_id: self.actor.request_id.clone() })
@@ -250,14 +254,14 @@ fn found(row: &Row) -> Result<Search, DbError> {
         lane: row.get(2)?,
         channel: row.get(3)?,
         target: row.get(4)?,
-        state: state.ok_or_else(|| DbError::Unreadable("column state is not a state".to_owned()))?,
+        state: state.ok_or_else(|| DbError::Unreadable("the column state names no known state".to_owned()))?,
         unclear: row.get(6)?,
         provider_ref: row.get(7)?,
         was_attempted: row.get(8)?,
     })))
 }
 
-/// The statement that closes a receipt which waits.
+/// Returns the statement that closes a waiting receipt.
 fn close(receipt: &Waiting, fate: Fate, reason: Option<&str>, delivery: Option<DeliveryId>) -> Statement {
     let sql = "UPDATE postcommit.receipt
         SET fate = $3, reason = $4, applied_at = {now}, notification_id = coalesce($5, notification_id),
@@ -274,14 +278,14 @@ fn close(receipt: &Waiting, fate: Fate, reason: Option<&str>, delivery: Option<D
     (sql.to_owned(), parameters)
 }
 
-/// Whether more than one attempt of the delivery may have arrived. A receipt tells what became of one message, and the
-/// others are as unknown as before.
+/// The condition that more than one attempt of the delivery may have arrived. A receipt reports on one message only, so
+/// the outcomes of the other attempts stay unknown.
 const SEVERAL_UNCLEAR: &str = "(SELECT count(*) > 1 FROM postcommit.attempt a
     WHERE a.tenant = $1 AND a.notification_id = $2 AND a.n = $3 AND a.outcome = 'unclear')";
 
-/// The statement that changes the state of a delivery in the ledger, if it still has the state that was read. What an
-/// attempt said that may have failed is no longer an error if the message has arrived; a warning stays. A delivery that
-/// was sent may still have been sent twice, so it stays unclear if it was.
+/// Returns the statement that changes the state of a delivery in the ledger, if the delivery still has the state that
+/// was read. If the message has arrived, the code and the text of an unclear attempt are removed, but a warning stays.
+/// A sent delivery that is unclear stays unclear, because it may have been sent twice.
 fn change_ledger(receipt: &Waiting, found: &Found, state: FinishedState) -> Statement {
     let sql = format!(
         "UPDATE postcommit.delivery_ledger
@@ -298,8 +302,8 @@ fn change_ledger(receipt: &Waiting, found: &Found, state: FinishedState) -> Stat
     (sql, parameters)
 }
 
-/// The key and the lane of the delivery, its new state, reason, code, class and detail, the receipt and the provider's
-/// id of the message.
+/// Returns the parameters `$1` to `$11`: the key and the lane of the delivery, its new state, reason, code, class and
+/// detail, the receipt, and the provider's id of the message.
 fn change_parameters(receipt: &Waiting, found: &Found, state: FinishedState) -> Vec<Value> {
     let failed = matches!(state, FinishedState::Parked(_));
     let code = receipt.code.as_deref().unwrap_or(receipt.happened.name());

@@ -135,7 +135,7 @@ on_both! {
         let said = world.delivery(waits).await.waits_for.unwrap();
         assert!(said.starts_with(&format!("the end of its user's quiet hours, {end} (2")) && said.ends_with(&format!(" {until} in Asia/Kolkata)")), "{said}");
         let expires = world.delivery(ends).await;
-        let before = format!("; it expires before, at {}", expires.next_attempt_at.unwrap());
+        let before = format!("; the delivery expires before that, at {}", expires.next_attempt_at.unwrap());
         assert_eq!(expires.waits_for, Some(format!("{said}{before}")));
         // A stronger reason is told first.
         world.store.pause_lane(lane, None, "by hand").await.unwrap();

@@ -3,7 +3,7 @@
 use crate::store::Store;
 use crate::store::queue::expand::take_over;
 
-/// The statements. Their one parameter is a JSON array of rows.
+/// The statements of throttles and digests. The only parameter of each is a JSON array of rows.
 pub(in crate::store) struct PacingSql {
     pub(super) leased: String,
     pub(super) begin_periods: String,
@@ -35,17 +35,17 @@ impl Dialect<'_> {
         self.0.db.kind() == "postgres"
     }
 
-    /// The given rows: a tenant, and these columns.
+    /// Returns the table `g` of the given rows, with the tenant and these columns.
     pub(in crate::store) fn given(&self, columns: &[Column]) -> String {
         self.0.rows_given(1, &[&[("tenant", "int")], columns].concat())
     }
 
-    /// On PostgreSQL, the lock on the rows of a table. SQLite has one writer.
+    /// Returns the clause that locks the rows of a table on PostgreSQL. SQLite has only one writer and needs no lock.
     fn lock(&self, table: &str, how: &str) -> String {
         if self.is_postgres() { format!(" FOR UPDATE OF {table}{how}") } else { String::new() }
     }
 
-    /// The condition that a row belongs to the given tenant.
+    /// Returns the condition that a row of `table` belongs to the tenant of the given row `g`.
     pub(in crate::store) fn tenant(&self, table: &str) -> String {
         match self.is_postgres() {
             // The tenant is compared with an array, so that the planner uses the primary key (tests/it/planner.rs).
@@ -58,12 +58,13 @@ impl Dialect<'_> {
         format!("{} AND {table}.key_hash = g.key_hash", self.tenant(table))
     }
 
-    /// The condition that row `q` of the queue is the own row of the given notification.
+    /// Returns the condition that row `q` of the queue is the own row of the given notification.
     fn own_row(&self) -> String {
         format!("{} AND q.notification_id = g.notification_id AND q.n = 0", self.tenant("q"))
     }
 
-    /// Reads rows by their hashes, in one order, and locks them.
+    /// Returns the statement that reads rows by their hashes and locks them, in a fixed order, so that transactions do
+    /// not deadlock.
     fn read(&self, table: &str, alias: &str, columns: &str) -> String {
         let (given, by_hash, lock) = (self.given(&[HASH]), self.by_hash(alias), self.lock(alias, ""));
         format!(
@@ -111,7 +112,7 @@ impl Store {
                 "INSERT INTO postcommit.throttle (tenant, key_hash, until, sent)
                  SELECT g.tenant, g.key_hash, {}, 0 FROM {} WHERE 1 = 1 ORDER BY g.tenant, g.key_hash
                  ON CONFLICT DO NOTHING",
-                // Long ago, so that the first message begins a period.
+                // The year 1970: the new period is already over, so the first message begins another one.
                 self.time_given("0"),
                 own.given(&[HASH])
             ),
@@ -172,6 +173,6 @@ impl Store {
 }
 
 /// Marks a digest's own row as a digest, and stores the template that renders it. `acts/resend.rs` marks the own row of
-/// a resend in this way.
+/// a resend in the same way.
 const PIN: &str = "channel = g.channel, template = g.template, template_version = g.version, language = g.language,
     send_key = g.send_key";

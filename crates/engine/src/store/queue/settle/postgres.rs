@@ -14,7 +14,7 @@ use crate::db::postgres::{self, Postgres};
 use crate::store::inbox;
 
 arrays! {
-    /// The parameters that differ from settlement to settlement. `kind` is the number of the [`Shared`] values.
+    /// The parameters that differ from settlement to settlement. `kind` is the number of a set of [`Shared`] values.
     struct Given<'a>, GivenArrays {
         notification_id: Uuid,
         n: i32,
@@ -56,12 +56,12 @@ arrays! {
     }
 }
 
-/// The number of a set of shared values, beside its columns.
+/// The column with the number of a set of [`Shared`] values, after the values themselves.
 const KIND: (&str, &str) = ("kind", "int");
 
-/// The SQL for the settlements, each with its shared values. OFFSET 0 makes the planner join these two first. Each
-/// settlement has a kind and each kind a settlement, so a FULL JOIN returns what an inner join would. The planner has
-/// to hash it, where it would otherwise compare every settlement with every kind.
+/// The SQL for the settlements, each with its shared values. OFFSET 0 makes the planner join the two tables first. Each
+/// settlement has a kind and each kind has a settlement, so a FULL JOIN returns the same rows as an inner join. But a
+/// FULL JOIN must use a hash, where an inner join might compare every settlement with every kind.
 static GIVEN: LazyLock<String> = LazyLock::new(|| {
     let shared = [SharedArrays::COLUMNS, &[KIND]].concat();
     let (given, shared) =
@@ -95,7 +95,7 @@ pub(in crate::store) static END_POSTGRES: LazyLock<String> = LazyLock::new(|| {
             CASE WHEN kept THEN at END, CASE WHEN kept THEN sent_by END, CASE WHEN kept THEN outcome END, CASE WHEN kept THEN latency_ms END,
             CASE WHEN kept THEN excerpt END, CASE WHEN kept THEN token END, {facts} FROM ended
         ), counted AS (
-          -- With a site the ledger's trigger leaves it to us.
+          -- The ledger's trigger does not count rows with a site.
           INSERT INTO postcommit.rollup_fresh (tenant, slot, site, channel, state, count, event_type, lane, error_class)
           SELECT tenant, date_trunc('minute', now()), site, coalesce(channel, ''),
             CASE WHEN captured THEN 'captured' ELSE state END, count(*), event_type, lane, error_class
@@ -134,8 +134,8 @@ fn each_fact(write: impl Fn(&str) -> String) -> String {
     Facts::COLUMNS.iter().map(|column| write(column.name)).collect::<Vec<_>>().join(", ")
 }
 
-/// The SQL for the new value of a fact. Facts that a target without a row of its own can have are parameters of the
-/// statement.
+/// Returns the SQL for the new value of a fact. Only facts that a target without a row of its own can have are
+/// parameters of the statement.
 fn settled(fact: &str) -> String {
     match GivenArrays::COLUMNS.iter().chain(SharedArrays::COLUMNS).any(|(given, _)| *given == fact) {
         true => format!("coalesce(g.{fact}, q.{fact})"),
@@ -148,8 +148,8 @@ fn log(from: &str) -> String {
     format!("INSERT INTO postcommit.logged_attempt ({LOGGED}) SELECT {read} FROM {from} WHERE outcome IS NOT NULL")
 }
 
-/// The SQL for the result of a statement. The first row holds the number of settled rows as `n`. Their keys follow only
-/// if some settlements found no row, because nearly always all of them do.
+/// The SQL for the result of a statement. The first row holds the number of settled rows as `n`. The keys of these rows
+/// follow only if some settlements found no row, which is rare.
 fn answer(from: &str) -> String {
     format!(
         "SELECT NULL::int AS tenant, NULL::uuid AS notification_id, (SELECT count(*)::int FROM {from}) AS n
@@ -158,7 +158,7 @@ fn answer(from: &str) -> String {
 }
 
 /// Settles a batch. Ended deliveries, queued deliveries and inbox messages take one statement each. A transaction is
-/// opened only for a batch that needs several of them.
+/// opened only for a batch that needs several statements.
 pub(in crate::store) async fn settle(db: &Postgres, batch: &[Settlement]) -> Result<Vec<DeliveryKey>, DbError> {
     // Every batch is sorted in the same order, so that two batches cannot deadlock.
     let mut sorted: Vec<&Settlement> = batch.iter().collect();
@@ -189,8 +189,8 @@ pub(in crate::store) async fn settle(db: &Postgres, batch: &[Settlement]) -> Res
     Ok(keys)
 }
 
-/// Returns the keys of the rows that a statement settled. The first row holds their number, and their keys follow
-/// unless all were settled.
+/// Returns the keys of the rows that a statement settled. The first row of the answer holds their number. Their keys
+/// follow unless all rows were settled.
 fn applied(
     part: &[&Settlement],
     answer: Result<Vec<tokio_postgres::Row>, tokio_postgres::Error>,
@@ -222,7 +222,7 @@ impl<'a> Told<'a> {
         told.given.reserve(part.len());
         for settlement in part {
             let shared = shared(settlement);
-            // Neighbours nearly always share their values, and to compare is cheaper than to hash.
+            // Consecutive settlements nearly always share their values, and comparing is cheaper than hashing.
             let kind = match &last {
                 Some((before, kind)) if *before == shared => *kind,
                 _ => *known.entry(shared.clone()).or_insert_with(|| told.add(shared.clone())),

@@ -58,8 +58,8 @@ static AGAIN_SQLITE: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// Settles each row with prepared statements, because SQLite has no round trip to save. A SELECT before the DELETE is
-/// no slower than RETURNING, for which SQLite creates a temporary table each time.
+/// Settles row by row with prepared statements, because on SQLite there are no network round trips to save. A SELECT
+/// before the DELETE is no slower than RETURNING, for which SQLite creates a temporary table each time.
 pub(in crate::store) fn settle(connection: &Connection, batch: &[Settlement]) -> Result<Vec<DeliveryKey>, DbError> {
     let mut pen = Pen::on(connection)?;
     let mut applied = Vec::with_capacity(batch.len());
@@ -101,7 +101,8 @@ struct Pen<'c> {
     again: Prepared<'c>,
     log: Prepared<'c>,
     now: i64,
-    /// How many deliveries ended with each set of labels. There are few sets, so they are searched one by one.
+    /// How many deliveries ended with each set of labels. There are few sets of labels, so they are searched one by
+    /// one.
     counts: Vec<(Outcome, i64)>,
 }
 
@@ -245,7 +246,7 @@ impl<'c> Pen<'c> {
     }
 }
 
-/// The positions of `Left` and of the facts in the result of [`LOOK_SQLITE`].
+/// The positions of the columns of [`Left`] and of the facts in the result of [`LOOK_SQLITE`].
 static LEFT: LazyLock<(Vec<usize>, Vec<usize>)> = LazyLock::new(|| {
     let left = in_order::<Left>();
     let facts = in_order::<Facts>().iter().map(|place| place + left.len()).collect();
