@@ -1,4 +1,4 @@
-//! Child processes of the benchmark: `serve` with ordinary settings, and the sink. They end when the benchmark does.
+//! Child processes of the benchmark: `serve`, and a receiver of webhooks (the sink). They end when the benchmark does.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -79,8 +79,8 @@ impl ServeProcess {
     }
 }
 
-/// Returns the command line of `serve` on the benchmark's database, with the key and the settings of this run. The URL
-/// may contain a password, so it is passed in the environment.
+/// Returns the command that runs `serve` on the benchmark's database, with the secrets key and the settings of this
+/// run. The database URL may contain a password, so it is passed in the environment.
 fn command(bench: &Bench) -> Command {
     let mut command = Command::new(&bench.program);
     command.args(["serve", "--no-migrate", "--while-stdin", "--listen", "127.0.0.1:0"]);
@@ -100,13 +100,13 @@ fn command(bench: &Bench) -> Command {
     ] {
         command.env(format!("POSTCOMMIT_{name}"), value);
     }
-    // The working directory has no settings file. The process ends when its stdin does, even if the benchmark is
-    // killed.
+    // The working directory has no settings file that `serve` could read. The stdin is a pipe: with `--while-stdin`,
+    // `serve` ends when the pipe closes, even if the benchmark is killed.
     command.current_dir(bench.workspace.folder()).stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
     command
 }
 
-/// Finds the line that names the health endpoints.
+/// Reads the output of `serve` up to the line with the URL of its health endpoints, and returns the address in it.
 async fn find_address(lines: &mut Lines<BufReader<ChildStderr>>) -> Result<String, Failure> {
     let mut last = String::new();
     while let Some(line) = lines.next_line().await? {
@@ -126,7 +126,7 @@ async fn ask(address: &str) -> std::io::Result<String> {
     Ok(answer)
 }
 
-/// The sink as a process.
+/// A receiver of webhooks in a process of its own.
 pub struct SinkProcess {
     _process: Child,
     pub port: u16,
@@ -135,7 +135,7 @@ pub struct SinkProcess {
 impl SinkProcess {
     pub async fn start() -> Result<Self, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
-        // The process ends when its stdin does, even if the benchmark is killed.
+        // The sink ends when its stdin closes, even if the benchmark is killed.
         command.arg("--sink").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
         let mut process = command.spawn()?;
         let stdout = process.stdout.take().ok_or_else(|| failed("the receiver of the webhooks has no stdout"))?;

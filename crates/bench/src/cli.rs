@@ -121,7 +121,13 @@ impl Cli {
         match &self.peers {
             _ if self.no_peers => Ok(Err("--no-peers was given".into())),
             Some(folder) if folder.is_dir() => Ok(Ok(folder.clone())),
-            Some(folder) => Err(Failure::new(Exit::Usage, format!("--peers {}: is not a folder", folder.display()))),
+            Some(folder) => Err(Failure::new(
+                Exit::Usage,
+                format!(
+                    "--peers {}: is not a folder; give the folder of the peers, or use --no-peers",
+                    folder.display()
+                ),
+            )),
             None if usual.is_dir() => Ok(Ok(usual.to_owned())),
             None => Ok(Err(format!("the folder {} does not exist; give another one with --peers", usual.display()))),
         }

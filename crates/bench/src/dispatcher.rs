@@ -24,7 +24,7 @@ use crate::run::Bench;
 use crate::series::rate;
 use crate::workspace::Workspace;
 
-/// How often the tally is read.
+/// How often the dispatcher's counters are read.
 const LOOK: Duration = Duration::from_millis(1);
 /// A drain without progress for this long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -56,7 +56,7 @@ impl RunningDispatcher {
         self.tally.sent.load(Ordering::Relaxed)
     }
 
-    /// Waits until `count` deliveries are sent. Returns the time.
+    /// Waits until `count` deliveries are sent and returns when that was.
     pub async fn until(&self, count: u64) -> Result<Instant, Failure> {
         let (mut last, mut moved) = (0, clock::monotonic());
         loop {
@@ -82,7 +82,7 @@ impl RunningDispatcher {
         }
     }
 
-    /// Stops the dispatcher after the sends in flight.
+    /// Stops the dispatcher and waits until the sends in flight have ended.
     pub async fn finish(mut self) {
         let _ = self.stop.send(Stop::Finish);
         let _ = (&mut self.task).await;
@@ -125,7 +125,7 @@ pub async fn warm_up(bench: &Bench, store: &Store, load: &Load) -> Result<(), Fa
     finish_all(bench, store).await
 }
 
-/// Delivers everything that is due.
+/// Delivers all deliveries that are due.
 pub async fn finish_all(bench: &Bench, store: &Store) -> Result<(), Failure> {
     Ok(Dispatcher::new(tools(bench, store)).await?.pass(None).await?)
 }
@@ -139,11 +139,12 @@ pub async fn drain(bench: &Bench, store: &Store, count: u64) -> Result<Duration,
     Ok(took)
 }
 
-/// Returns the rate at which `count` notifications are delivered out of a backlog of `all`, without the first few.
+/// Returns the rate at which `count` notifications are delivered out of a backlog of `all`. The first deliveries, a
+/// twentieth of `count`, are not measured.
 pub async fn rate_in_window(bench: &Bench, store: &Store, count: u64, all: u64) -> Result<f64, Failure> {
     let running = RunningDispatcher::start(bench, store).await?;
     let from = running.until(count / 20).await?;
-    // Results are counted in batches, so the count may be higher than `count`.
+    // Results are counted in batches, so more than `count / 20` may have been counted.
     let already = running.sent();
     let to = running.until(all.min(already + count)).await?;
     let sent = running.sent() - already;
@@ -157,7 +158,7 @@ pub async fn rate_in_window(bench: &Bench, store: &Store, count: u64, all: u64) 
     Ok(rate(sent, to.duration_since(from)))
 }
 
-/// A provider for every channel that sends nothing, with the highest concurrency allowed.
+/// A provider that serves every channel and sends nothing, with the highest concurrency allowed.
 pub fn capture() -> ProviderDraft {
     ProviderDraft {
         name: "capture".into(),
@@ -198,7 +199,7 @@ pub fn webhook(workspace: &Workspace, concurrency: u64) -> Result<ProviderDraft,
     })
 }
 
-/// Creates a provider for the tenant of all notifications.
+/// Creates a provider in the tenant that all notifications of the benchmark belong to.
 pub async fn create_provider(store: &Store, draft: &ProviderDraft) -> Result<(), Failure> {
     Ok(store.create_provider(TENANT, draft).await.map(drop)?)
 }

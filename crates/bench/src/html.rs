@@ -37,7 +37,7 @@ fn head(verdict: &str) -> String {
     )
 }
 
-/// The number of bars that are held, and the bars that are not.
+/// How many figures keep their bar (the limit that a figure must keep), and which do not.
 struct BarSummary {
     text: String,
     missed: Vec<String>,
@@ -73,7 +73,7 @@ impl BarSummary {
     }
 }
 
-/// Returns whether a finding counts as one with a bar. A finding that was judged counts even without one.
+/// Returns whether the summary counts a finding: it has a bar (a limit), or it was judged without one.
 fn counts(finding: &Finding) -> bool {
     finding.bar.is_some() || finding.held.is_some()
 }
@@ -185,13 +185,14 @@ fn finding_row(f: &Finding) -> String {
     )
 }
 
-/// Returns the median, and below it the spread and the name.
+/// Returns the table cell of a series: the median, and below it the spread and the name.
 fn measured(s: &Series) -> String {
     let range = if s.values.len() > 1 { format!("<small>{}</small>", spread(s.spread)) } else { String::new() };
     format!("{}{range}<small class=\"name\">{}</small>", esc(&value(s.median, &s.unit)), esc(&s.name))
 }
 
-/// Returns the details that the table cannot show: the single values, the distance to the bar, and the note.
+/// Returns the details of a finding that the table cannot show: the single values, the distance to the bar, and the
+/// note.
 fn card(f: &Finding) -> String {
     let drawings = format!("{}{}", bullet(f), strips(f));
     let note = f
@@ -275,7 +276,7 @@ fn line_text(name: &str, points: &[(f64, f64)]) -> String {
     }
 }
 
-/// The chart as a table, for readers who cannot see it or want the numbers.
+/// Returns the chart as a table, for readers who cannot see it or want the numbers.
 fn chart_table(chart: &Chart) -> String {
     let rows: String =
         chart.lines.iter().flat_map(|(name, points)| points.iter().map(move |p| (name, p))).map(point_row).collect();
@@ -296,7 +297,7 @@ fn point_row((name, point): (&String, &(f64, f64))) -> String {
     )
 }
 
-/// Column heads. A name that ends with `>` makes a right-aligned column; the `>` is not shown.
+/// Returns the column heads of a table. A name that ends with `>` makes a right-aligned column; the `>` is not shown.
 fn columns(names: &[&str]) -> String {
     let column = |name: &&str| match name.strip_suffix('>') {
         Some(name) => format!(r#"<th scope="col" class="n">{}</th>"#, esc(name)),

@@ -13,7 +13,7 @@ use crate::workspace::{Backend, Workspace};
 
 /// The largest batch of `enqueue_many`.
 pub const BATCH: u64 = 1000;
-/// Connections that feed concurrently. More than two gain nothing on the machines that run this.
+/// Connections that enqueue concurrently. More than two were not faster on the machines that run the benchmark.
 const FEEDERS: usize = 2;
 
 /// Rows that are inserted in one commit.
@@ -30,7 +30,7 @@ pub struct Load {
     pub priority: u8,
     /// Whether each notification is about an entity of its own.
     has_entity: bool,
-    /// The beginning of every key.
+    /// The beginning of every idempotency key.
     prefix: String,
 }
 
@@ -60,7 +60,7 @@ impl Load {
         Self { priority, ..self }
     }
 
-    /// Creates events that name no recipient. Their template does. Each event is about an entity of its own.
+    /// Creates events without recipients: their template names the recipient. Each event is about an entity of its own.
     pub fn to_template() -> Self {
         Self { recipients: "[]".to_owned(), has_entity: true, ..Self::captured() }
     }
@@ -75,7 +75,7 @@ impl Load {
         self.has_entity.then(|| format!("booking:{}:{i}", self.prefix))
     }
 
-    /// The key of notification `i`.
+    /// Returns the idempotency key of notification `i`.
     pub fn key(&self, i: u64) -> String {
         format!("bench:{}:{i}", self.prefix)
     }
@@ -220,7 +220,7 @@ impl DirectInserter {
             let parameters: [&(dyn ToSql + Sync); 5] =
                 [&rows, &self.load.event_type, &payload, &recipients, &i32::from(self.load.priority)];
             self.client.execute(&self.insert, &parameters).await?;
-            // Wakes an idle dispatcher, like `enqueue`.
+            // Wakes an idle dispatcher, as `enqueue` does.
             self.client.batch_execute("SELECT postcommit.ring(now())").await?;
             left -= now;
         }

@@ -30,7 +30,7 @@ pub struct InstalledPeer {
     problems: Mutex<Vec<PeerProblem>>,
 }
 
-/// A peer's verb that failed, and its problem.
+/// A subcommand (`verb`) of a peer's program that failed, and its error.
 #[derive(Debug, Clone, PartialEq)]
 struct PeerProblem {
     verb: String,
@@ -49,12 +49,12 @@ impl Peers {
         Self { reason_for_none: why.into(), ..Self::default() }
     }
 
-    /// All peers, each with the problems so far.
+    /// Returns all peers, each with its problems so far.
     pub fn listed(&self) -> Vec<Peer> {
         self.runners.iter().map(|runner| runner.as_seen(|_| true)).chain(self.mute.iter().cloned()).collect()
     }
 
-    /// Returns the peers that are missing in a comparison of this verb, with the reasons. `None` when all took part.
+    /// Returns the peers that have no figure for the subcommand `verb`, with the reasons. `None` when all have one.
     pub fn missing(&self, verb: &str) -> Option<String> {
         let seen = self
             .runners
@@ -70,7 +70,7 @@ impl Peers {
     }
 }
 
-/// All peers in the folder's subfolders.
+/// Returns the peers that are installed in the folder: each subfolder with a program `run` is one.
 pub async fn installed(folder: &Path) -> Peers {
     let mut programs: Vec<PathBuf> =
         std::fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path().join("run")).collect();
@@ -132,14 +132,15 @@ impl InstalledPeer {
         self.ask(bench, arguments, |answer| Some(answer["count"].as_f64()? / answer["seconds"].as_f64()?)).await
     }
 
-    /// Runs a verb of the peer. A failure is recorded in the progress and in the report; the peer then has no figure.
+    /// Runs a subcommand of the peer's program. A failure is printed and recorded in the report; the peer then has no
+    /// figure.
     async fn ask<T>(&self, bench: &Bench, arguments: &[&str], read: impl Fn(&Value) -> Option<T>) -> Option<T> {
         let verb = arguments.first().unwrap_or(&"");
         bench.progress.step(format!("{}: {verb}", self.peer.name));
         let url = bench.workspace.url();
         let settled = bench.workspace.quiesce().await;
         let answered = ask(&self.program, &[arguments, &["--database", &url]].concat()).await;
-        let unread = || Failure::new(Exit::Failed, "the output of the peer has no figure");
+        let unread = || Failure::new(Exit::Failed, "the last line of the peer's output lacks a number that is needed");
         match settled.and(answered).and_then(|answer| read(&answer).ok_or_else(unread)) {
             Ok(figure) => Some(figure),
             Err(failure) => {
@@ -168,7 +169,7 @@ async fn ask(program: &Path, arguments: &[&str]) -> Result<Value, Failure> {
         return Err(Failure::new(Exit::Failed, text(&ran.stderr)));
     }
     serde_json::from_str(&text(&ran.stdout))
-        .map_err(|e| Failure::new(Exit::Failed, format!("the output of the peer is not JSON: {e}")))
+        .map_err(|e| Failure::new(Exit::Failed, format!("the last line of the peer's output is not JSON: {e}")))
 }
 
 /// The figures of every peer, round by round.
@@ -192,7 +193,7 @@ impl PeerFigures {
     }
 }
 
-/// A comparison with the best peer, which has a bar.
+/// A comparison with the best peer, whose ratio must keep a bar (a limit).
 pub struct Comparison<'a> {
     pub id: &'a str,
     /// A description; `{}` stands for the peer's name.

@@ -1,4 +1,4 @@
-//! The processor time of a measurement, read from Linux's `/proc`. Other systems have no such figure.
+//! The processor time of a measurement, read from Linux's `/proc`. On other systems it is missing.
 
 use std::time::Duration;
 
@@ -82,7 +82,7 @@ impl Series {
 
 impl Finding {
     /// Adds a note with the processor time of one unit of work on both sides and, if the bar is missed, the known
-    /// reasons.
+    /// reasons for that.
     pub fn explained(self, each: &str, ours: &[MeasuredRate], theirs: &[MeasuredRate], known: &str) -> Self {
         let profile = median_round(ours).zip(median_round(theirs)).map(|(ours, theirs)| {
             let told = |spent: ProcessorTime| {
@@ -101,7 +101,7 @@ impl Finding {
     }
 }
 
-/// The processor time in the median round.
+/// Returns the processor time of the round with the median rate.
 fn median_round(measured: &[MeasuredRate]) -> Option<ProcessorTime> {
     let mut sorted: Vec<&MeasuredRate> = measured.iter().collect();
     sorted.sort_by(|a, b| f64::total_cmp(&a.rate, &b.rate));

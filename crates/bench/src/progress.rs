@@ -64,7 +64,7 @@ impl Progress {
         self.change(|state| state.step = what.into());
     }
 
-    /// Prints a line that is not overwritten.
+    /// Prints a line that the progress line does not overwrite.
     pub fn note(&self, what: &str) {
         if self.drawing.is_some() {
             let _ = write!(std::io::stderr(), "\r\x1b[K");

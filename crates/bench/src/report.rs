@@ -63,7 +63,7 @@ pub struct Peer {
     pub version: String,
     /// The peer's runtime and configuration.
     pub settings: String,
-    /// The work that the peer failed to do. It has no figure for that work.
+    /// The work that the peer failed to do, with the reasons. The peer has no figure for that work.
     pub problem: Option<String>,
 }
 
@@ -98,7 +98,7 @@ pub struct Finding {
     /// The median of Postcommit divided by the median of the other side. Without another side, the median of
     /// Postcommit.
     pub figure: f64,
-    /// The bar, if there is one.
+    /// The limit that the figure must keep, if there is one.
     pub bar: Option<Threshold>,
     /// Whether the bar is held. `None` without a bar, or when it could not be judged.
     pub held: Option<bool>,
@@ -130,7 +130,7 @@ pub enum Threshold {
     AtMost(f64),
 }
 
-/// Lines over a common axis.
+/// A chart of lines over a common axis.
 #[derive(Debug, Clone, Serialize)]
 pub struct Chart {
     pub title: String,

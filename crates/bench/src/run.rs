@@ -26,7 +26,7 @@ pub struct RunOptions {
     pub suites: Vec<&'static SuiteSpec>,
     /// How often each pair is measured.
     pub rounds: usize,
-    /// Multiplies all counts and durations.
+    /// The factor of all counts and durations.
     pub scale: f64,
     /// The folder of the peers, or the reason why none take part.
     pub peers: Result<PathBuf, String>,
@@ -43,7 +43,7 @@ pub struct Bench {
     pub progress: Progress,
     /// The dispatcher's settings. The benchmark measures the product as it is configured.
     pub dispatch: DispatchSettings,
-    /// Other programs that take part.
+    /// The peers: other programs that are measured for comparison.
     pub peers: Peers,
     /// The program to measure.
     pub program: PathBuf,
@@ -66,7 +66,8 @@ impl Bench {
 
 /// Runs the suites, and removes the workspace afterwards, even if the run fails.
 pub async fn run(options: RunOptions, settings: &Settings) -> Result<Report, Failure> {
-    let stop = stop_requested().map_err(|e| Failure::new(Exit::Failed, format!("signals: {e}")))?;
+    let stop =
+        stop_requested().map_err(|e| Failure::new(Exit::Failed, format!("cannot listen for stop signals: {e}")))?;
     let allow = "127.0.0.0/8".parse().into_iter().collect();
     let egress = Egress::new(&EgressSettings { allow, ..settings.egress.clone() })
         .map_err(|e| Failure::new(Exit::Usage, e.to_string()))?;

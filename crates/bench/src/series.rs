@@ -35,7 +35,7 @@ impl Finding {
         }
     }
 
-    /// A figure without a comparison.
+    /// Creates a finding with a figure that is not compared with another side.
     pub fn figure(id: &str, what: impl Into<String>, ours: Series) -> Self {
         let figure = ours.median;
         Self { id: id.into(), what: what.into(), ours, against: None, figure, bar: None, held: None, note: None }
@@ -53,7 +53,7 @@ impl Finding {
         Self { bar: Some(bar), ..Self::ratio(id, what, ours, nothing) }.noting(format!("not measured: {why}"))
     }
 
-    /// Compares the figure with a bar.
+    /// Compares the figure with a bar, the limit that it must keep.
     pub fn must(mut self, bar: Threshold) -> Self {
         self.bar = Some(bar);
         self.held = Some(bar.holds(self.figure));

@@ -21,7 +21,7 @@ use crate::failure::Failure;
 
 const ANYWHERE: &str = "127.0.0.1:0";
 
-/// Answers every request with an empty 200 until stdin ends, so that it does not outlive the benchmark.
+/// Answers every request with an empty 200 until stdin ends, so that the process does not outlive the benchmark.
 pub async fn serve() -> Result<Exit, Failure> {
     let listener = TcpListener::bind(ANYWHERE).await?;
     output::print(&listener.local_addr()?.port().to_string());

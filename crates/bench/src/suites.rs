@@ -63,7 +63,7 @@ pub enum Fits {
     Both,
 }
 
-/// A running suite.
+/// The future of a running suite.
 pub type Measuring<'a> = Pin<Box<dyn Future<Output = Result<SuiteFindings, Failure>> + Send + 'a>>;
 
 /// The results of a suite.

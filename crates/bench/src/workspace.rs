@@ -133,7 +133,7 @@ impl Workspace {
         KeySource::File(self.key_file())
     }
 
-    /// The folder. It holds only files of this run.
+    /// The folder of this run. It holds no other files.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }

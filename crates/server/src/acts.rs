@@ -64,9 +64,9 @@ pub enum FilterError {
     Empty,
 }
 
-/// The job that retries or discards every parked delivery that matches the filter. A filter that selects unclear
-/// deliveries allows retrying them. With `unclear`, they are retried together with the others. A retry by the state
-/// `retrying` makes the matching deliveries due now.
+/// Returns the job that retries or discards every parked delivery that matches the filter. Deliveries that may have
+/// arrived are retried only with `unclear`, or if the filter selects them by its field `unclear`. A retry with the
+/// state `retrying` makes the matching deliveries due now.
 pub fn job(
     act: Act,
     mut filter: DeliveryFilter,

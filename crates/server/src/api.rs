@@ -1,6 +1,6 @@
 //! The HTTP API: one route table, and the OpenAPI document, which is generated from the same types.
 //!
-//! Every route names its scope in `security`. A test reads the document and checks each route.
+//! Every route names its scope in `security`. A test reads the OpenAPI document and checks the scope of each route.
 
 #![allow(unused_qualifications, reason = "utoipa's macros write qualified paths")]
 
@@ -113,7 +113,7 @@ fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(session::show_session, session::end_session))
 }
 
-/// The routes and the document. In the document, a body is optional if all its fields are optional.
+/// The routes and the OpenAPI document. In the document, a request body is optional if all its fields are optional.
 fn described() -> (Router<AppState>, OpenApi) {
     let (router, mut document) = routes().split_for_parts();
     let schemas = document.components.as_ref().map(|components| components.schemas.clone()).unwrap_or_default();
@@ -226,7 +226,7 @@ impl IntoResponses for ProblemResponses {
 mod tests {
     use super::*;
 
-    /// `UPDATE_GOLDEN=1` writes the document again.
+    /// Compares docs/openapi.json with the code. `UPDATE_GOLDEN=1` rewrites the file.
     #[test]
     fn the_document_is_the_one_that_is_checked_in() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
@@ -236,7 +236,7 @@ mod tests {
         }
         assert!(
             std::fs::read_to_string(path).unwrap_or_default() == now,
-            "docs/openapi.json is not what the code says; UPDATE_GOLDEN=1 writes it anew"
+            "docs/openapi.json differs from the code; run this test with UPDATE_GOLDEN=1 to rewrite the file"
         );
     }
 }

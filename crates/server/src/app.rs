@@ -41,7 +41,7 @@ pub struct App {
     pub ui: UiSettings,
     /// The counts that pages show.
     pub tallies: Tallies,
-    /// The mails that people preview.
+    /// The HTML of the mails that are previewed.
     pub previews: Previews,
     /// The address of the database without its password, and the source of the address.
     pub database: String,
@@ -141,8 +141,8 @@ pub fn no_database(path: &Path) -> Failure {
     )
 }
 
-/// The actor of a command in the audit log: `cli:<user>@<host>`. Containers set no USER, and the host name identifies
-/// them.
+/// The actor of a command in the audit log: `cli:<user>@<host>`. Containers often set no USER, so the user's name is
+/// looked up, and the host name tells containers apart.
 pub fn operator() -> Actor {
     let named = ["SUDO_USER", "USER", "LOGNAME"]
         .iter()

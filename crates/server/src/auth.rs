@@ -25,10 +25,10 @@ use crate::settings::ApiSettings;
 
 /// The cookie of a session. The prefix `__Host-` binds it to this host, and to HTTPS or loopback.
 pub const COOKIE: &str = "__Host-postcommit";
-/// The time after its last request at which a session ends.
+/// How long a session lasts after its last request.
 pub const SESSION_LASTS: Duration = Duration::from_secs(12 * 3600);
-/// The header of requests that the script of an open page makes by itself. They do not renew the session, so that it ends
-/// although a page is open.
+/// The header of requests that the script of an open page makes by itself. These requests do not renew the session, so
+/// that it ends even if a page stays open.
 pub const POLL: &str = "postcommit-poll";
 /// The time for which a key is cached. The process that revokes a key clears its own cache immediately.
 const BELIEVED: Duration = Duration::from_secs(1);
@@ -47,12 +47,12 @@ const NO_KEY: &str = "the request has no key; send `Authorization: Bearer pc_…
 pub struct Auth {
     believed: Mutex<HashMap<String, (Key, Instant)>>,
     requests: Buckets<String>,
-    /// Failed keys, user tokens and sessions, by address.
+    /// The rate limits of failed keys, user tokens and sessions, by address.
     failures: Buckets<IpAddr>,
-    /// Failed sign-in links, by address. They are counted separately, so that a program with a wrong key does not block
-    /// people from signing in, and the reverse.
+    /// The rate limits of failed sign-in links, by address. They are counted separately, so that a program with a wrong
+    /// key does not block people from signing in, and the reverse.
     link_failures: Buckets<IpAddr>,
-    /// Callbacks with an unknown token, by address.
+    /// The rate limits of callbacks with an unknown token, by address.
     callback_failures: Buckets<IpAddr>,
     /// The keys that were used since `note_used_once` last stored them.
     used: Mutex<Vec<String>>,
@@ -113,7 +113,8 @@ impl Auth {
             return Ok(session);
         }
         let refusal = Problem::new(ProblemKind::Unauthenticated, "the session has ended; sign in again");
-        // The browser of a person whose session ended guesses nothing. Its next request must lead to the sign-in.
+        // A session token that was valid once is not a guess, so it is not counted as a failure. Its browser must still
+        // be able to sign in.
         Err(if store.knew_session(token).await? { refusal } else { self.failed(from, refusal) })
     }
 
@@ -293,7 +294,7 @@ impl Caller {
                 let session = app.auth.session(&app.store, token.reveal(), from).await?;
                 csrf::check(parts, &session)?;
                 let caller = Self::by_session(session, &credential)?;
-                // If the database accepts no writes, the session can still read. It only ends earlier, because it is
+                // If the database accepts no writes, the session can still read. It then ends earlier, because it is
                 // not renewed.
                 if !parts.headers.contains_key(POLL)
                     && let Err(problem) = app.store.renew_session(token.reveal(), SESSION_LASTS).await

@@ -112,7 +112,7 @@ fn secrets(keys: &KeySource, provider: &Provider) -> Result<Secrets, SecretError
     }
 }
 
-/// The reason why a callback was not taken.
+/// The reason why a callback was not accepted.
 #[derive(Debug)]
 pub enum NotTaken {
     Refused(CallbackRefusal),
@@ -122,7 +122,7 @@ pub enum NotTaken {
     Database(DbError),
 }
 
-/// The answer to a callback that was taken.
+/// The answer to a callback that was accepted.
 pub enum Taken {
     /// The number of receipts that were new.
     Receipts(usize),

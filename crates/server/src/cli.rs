@@ -202,7 +202,7 @@ impl Cli {
         if matches!(self.command, Command::Serve { .. }) {
             loaded?;
         } else if let Err(problem) = loaded {
-            crate::telemetry::say!("postcommit: {problem}; the other commands go on without this recipe");
+            crate::telemetry::say!("postcommit: {problem}; this command continues without the recipe");
         }
         match self.command {
             Command::Serve { role, no_migrate, while_stdin, .. } => {
@@ -376,7 +376,7 @@ fn said(format: Format, what: &str, name: &str, result: &str) -> CommandResult {
 /// The id of a notification or a job.
 #[derive(Debug, Args)]
 pub struct IdArg {
-    /// Id, as the list prints it
+    /// Id, as the command `list` prints it
     #[arg(value_parser = id)]
     id: Uuid,
 }

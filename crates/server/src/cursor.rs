@@ -11,7 +11,8 @@ use crate::problem::Problem;
 /// base64.
 const CURSOR_BYTES: usize = 8 * 1024;
 
-/// A page of at most `limit` rows, and the cursor of the next one. `rows` has one row more if there is a next page.
+/// Returns at most `limit` rows and the cursor of the next page. `rows` must have one row more than `limit` if there is
+/// a next page.
 pub fn page_of<T, C: Serialize>(mut rows: Vec<T>, limit: i64, cursor: impl Fn(&T) -> C) -> (Vec<T>, Option<String>) {
     let fits = usize::try_from(limit).unwrap_or(0);
     let has_more = rows.len() > fits;
@@ -27,7 +28,7 @@ pub fn encode<C: Serialize>(cursor: &C) -> String {
 
 /// Decodes a cursor of [`encode`].
 pub fn decode<C: DeserializeOwned>(text: &str) -> Result<C, Problem> {
-    // Our cursors hold no NUL, and PostgreSQL cannot be queried for one.
+    // A cursor with a NUL is refused: [`encode`] writes none, and PostgreSQL cannot be queried for one.
     let without_nul = |json: &Vec<u8>| !json.windows(6).any(|six| six == br"\u0000");
     let read = || serde_json::from_slice(&URL_SAFE_NO_PAD.decode(text).ok().filter(without_nul)?).ok();
     let cursor = if text.len() <= CURSOR_BYTES { read() } else { None };

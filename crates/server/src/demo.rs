@@ -1,8 +1,8 @@
-//! `postcommit demo`: a server on a temporary folder, with tenants, users and templates, real drivers that send to fakes
-//! in this process, and a trickle of notifications. Everything is gone when it ends.
-//! - `fakes`: the services that it sends to; `chaos`: how they misbehave;
-//! - `story`: what is planted before the start; `trickle`: what happens then;
-//! - `seed`: history, if it is asked for; `folder`: the temporary folder.
+//! `postcommit demo`: a server in a temporary folder with sample tenants, users and templates. Its drivers send to fake
+//! services in this process, and new notifications keep coming. All data is removed when the demo ends.
+//! - `fakes`: the fake services; `chaos`: how often they fail and how slow they are;
+//! - `story`: the objects that are created before the start; `trickle`: the notifications that are enqueued afterwards;
+//! - `seed`: finished deliveries of the past (`--seed`); `folder`: the temporary folder.
 
 pub mod chaos;
 pub mod fakes;
@@ -32,17 +32,17 @@ use trickle::Trickle;
 
 /// The address that the demo listens on if it is free.
 const LISTEN: &str = "127.0.0.1:7410";
-/// The seed of everything that happens by chance.
+/// The seed of the random numbers of the demo.
 const SEED: u64 = 20_260_315;
 
 #[derive(Debug, Clone)]
 pub struct DemoOptions {
     pub listen: Option<String>,
-    /// A PostgreSQL server. `None`: a SQLite file.
+    /// The URL of a PostgreSQL server. With `None`, the demo creates a SQLite file.
     pub database_url: Option<String>,
-    /// How many deliveries of history are made up.
+    /// How many finished deliveries of the past are generated.
     pub seed: u64,
-    /// More settings: names and values. They win over those of the demo.
+    /// More settings, as names and values. They override the settings of the demo.
     pub settings: Vec<(String, String)>,
 }
 
@@ -50,22 +50,26 @@ pub struct DemoOptions {
 pub struct Demo {
     pub fakes: Fakes,
     egress: Egress,
-    /// How many deliveries of history are made up.
+    /// How many finished deliveries of the past are generated.
     seed: u64,
 }
 
 /// Runs the demo until a stop signal arrives.
 pub async fn run(options: &DemoOptions, signals: &Signals) -> CommandResult {
-    // From here on a signal must not end the process before the folder is removed.
+    // From here on, a signal must not end the process before the temporary folder is removed.
     signals.are_requests();
-    let folder = Folder::make()
-        .map_err(|e| Failure::new(Exit::Failed, format!("the demo needs a folder for temporary files: {e}")))?;
+    let folder = Folder::make().map_err(|e| {
+        Failure::new(
+            Exit::Failed,
+            format!("cannot create a folder for temporary files: {e}; set TMPDIR to a folder that can be written"),
+        )
+    })?;
     let scratch = match &options.database_url {
         None => None,
         Some(url) if matches!(Address::parse(url)?, Address::Postgres(_)) => Some(Scratch::make(url).await?),
         Some(_) => {
             let detail =
-                "--database-url: the demo makes a SQLite file of its own; name a PostgreSQL server, or leave it out";
+                "--database-url: the demo creates its own SQLite file; name a PostgreSQL server, or omit the option";
             return Err(Failure::new(Exit::Usage, detail));
         }
     };
@@ -82,18 +86,20 @@ pub async fn run(options: &DemoOptions, signals: &Signals) -> CommandResult {
     ended
 }
 
-/// Runs the demo on this database.
 async fn run_on(database: String, options: &DemoOptions, folder: &Folder, signals: &Signals) -> CommandResult {
     let problem = |what: &str, e: std::io::Error| Failure::new(Exit::Failed, format!("{what}: {e}"));
     let settings = settings(database, options, folder)?;
     let egress = Egress::new(&settings.egress).map_err(|e| Failure::new(Exit::Usage, e.to_string()))?;
-    let fakes = Fakes::start(SEED, &egress).await.map_err(|e| problem("the fakes of the demo cannot listen", e))?;
+    let fakes = Fakes::start(SEED, &egress)
+        .await
+        .map_err(|e| problem("the fake services of the demo cannot listen on 127.0.0.1", e))?;
     let demo = Arc::new(Demo { fakes, egress, seed: options.seed });
     let how = ServeOptions { role: Role::All, migrate: true, while_stdin: false, demo: Some(demo) };
     serve(&settings, how, signals).await
 }
 
-/// The settings of the demo: the defaults, a database and a key in the folder, and no connection but to this machine.
+/// Returns the settings of the demo: the defaults, the database, a secrets key in the folder, and outgoing connections
+/// only to this machine.
 fn settings(database: String, options: &DemoOptions, folder: &Folder) -> Result<Settings, Failure> {
     let listen = address(options.listen.as_deref())?;
     let own = [
@@ -105,10 +111,11 @@ fn settings(database: String, options: &DemoOptions, folder: &Folder) -> Result<
         ("egress.public", "false".to_owned()),
         ("ui.environment", "demo".to_owned()),
         ("dispatch.interval_ms", "200".to_owned()),
-        // Sends take at most 5 seconds.
+        // A send takes at most 5 seconds, so a stop waits for every send.
         ("dispatch.stop_grace_s", "6".to_owned()),
         ("telemetry.sample_ratio", "0".to_owned()),
-        // Parked deliveries are part of the story, and the terminal has the links.
+        // Only errors are logged: warnings about parked deliveries, which the demo causes on purpose, would hide the
+        // links on the terminal.
         ("log.level", "error".to_owned()),
     ];
     let own = own.iter().map(|(setting, value)| Flag { setting, value: value.clone(), flag: "of the demo" });
@@ -118,8 +125,8 @@ fn settings(database: String, options: &DemoOptions, folder: &Folder) -> Result<
     layers.and_then(|layers| layers.settings()).map_err(|problem| Failure::new(Exit::Usage, problem))
 }
 
-/// The address to listen on, with its port: links and callbacks need it before the server listens. Without a wish it is
-/// the usual one, or a free port if another server listens there.
+/// Returns the address to listen on. Its port is chosen here, because links and callbacks need it before the server
+/// listens. Without `wished`, it is [`LISTEN`], or a free port if another server listens there.
 fn address(wished: Option<&str>) -> Result<String, Failure> {
     let refused = |at: &str, e| {
         Failure::new(Exit::Refused, format!("cannot listen on {at}: {e}; choose another address with --listen"))
@@ -130,7 +137,7 @@ fn address(wished: Option<&str>) -> Result<String, Failure> {
         None => match free(LISTEN) {
             Err(e) if e.kind() == ErrorKind::AddrInUse => {
                 let free = free("127.0.0.1:0").map_err(|e| refused("127.0.0.1:0", e))?;
-                say!("postcommit: another server listens on {LISTEN}, so the demo takes {free}");
+                say!("postcommit: another server listens on {LISTEN}, so the demo listens on {free}");
                 Ok(free)
             }
             free => free.map_err(|e| refused(LISTEN, e)),
@@ -138,13 +145,13 @@ fn address(wished: Option<&str>) -> Result<String, Failure> {
     }
 }
 
-/// The address if nobody listens on it. Port 0 becomes a free one.
+/// Returns the address if no other server listens on it. Port 0 becomes a free port.
 fn free(address: &str) -> std::io::Result<String> {
     Ok(TcpListener::bind(address)?.local_addr()?.to_string())
 }
 
 impl Demo {
-    /// Plants the story, and its history, into the new database. Returns false if a stop was requested on the way.
+    /// Creates the sample objects and the history in the new database. Returns false if a stop was requested meanwhile.
     pub async fn plant(
         &self,
         settings: &Settings,
@@ -158,14 +165,14 @@ impl Demo {
         Ok(seed::seed(tools, self.seed, &self.fakes.get(Kind::Webhook).url(), stop).await?)
     }
 
-    /// Begins the trickle. It ends with the process.
+    /// Starts to enqueue sample notifications, until the process stops.
     pub fn begin(&self, app: &AppState, stop: watch::Receiver<Stop>) {
         let partner = self.fakes.get(Kind::Webhook).url();
         let trickle = Trickle::new(app.store.clone(), app.gate.clone(), SEED, partner);
         tokio::spawn(trickle.run(stop));
     }
 
-    /// Says on the terminal what to open and what to try.
+    /// Prints the link to open and commands to try.
     pub fn greet(&self, settings: &Settings, greeting: &Greeting) {
         let text = |told: &Option<String>| told.clone().unwrap_or_default();
         let (url, link, key) = (&greeting.url, text(&greeting.sign_in), text(&greeting.first_key));

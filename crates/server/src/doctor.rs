@@ -26,7 +26,7 @@ pub struct Finding {
     pub check: &'static str,
     /// The result: ok, note, warning or problem. Only a problem changes the exit code.
     pub result: &'static str,
-    /// What was found, and what to do.
+    /// What the check found, and what an operator should do.
     pub detail: String,
 }
 
@@ -34,7 +34,7 @@ pub fn finding(check: &'static str, result: &'static str, detail: impl Into<Stri
     Finding { check, result, detail: detail.into() }
 }
 
-/// What is examined. The schema of the store must be that of this version.
+/// The installation that is examined. The schema of the store must be that of this version.
 pub struct Installation<'a> {
     pub store: &'a Store,
     /// The address of the database without its password.
@@ -44,10 +44,10 @@ pub struct Installation<'a> {
     pub egress: &'a Egress,
 }
 
-/// Makes every check. If one fails, its error is the last finding.
+/// Runs every check. If a check fails with an error, the error is the last finding and the later checks are not run.
 pub async fn examine_all(of: &Installation<'_>) -> Vec<Finding> {
     let mut findings = vec![];
-    // Keep the findings so far, even if a later check fails.
+    // The findings are collected outside, so that an error of a later check does not lose them.
     if let Err(failure) = examine(of, &mut findings).await {
         findings.push(finding("database", "problem", failure.to_string()));
     }
@@ -182,9 +182,11 @@ async fn queue(store: &Store) -> Result<Vec<Finding>, Failure> {
     let health = store.queue_health().await?;
     let waiting = format!("{} waiting, {} parked", health.waiting, health.parked);
     let mut findings = vec![match health.oldest_due_s {
-        0..=600 if health.parked > 0 => {
-            finding("queue", "warning", format!("{waiting}: `postcommit deliveries list --state parked`"))
-        }
+        0..=600 if health.parked > 0 => finding(
+            "queue",
+            "warning",
+            format!("{waiting}; `postcommit deliveries list --state parked` lists the parked ones"),
+        ),
         0..=600 => finding("queue", "ok", waiting),
         late => finding(
             "queue",
@@ -249,7 +251,7 @@ fn provider(of: &Installation<'_>, provider: &Provider, tenant: &str, opened: &O
         let here =
             usable(of, provider, false).err().map(|problem| format!(" On this host: {problem}")).unwrap_or_default();
         let remedy = match &why.pass_on {
-            // The key may be on another host or in another directory, so it may not be lost.
+            // The key may be on another host or in another directory, so it is not necessarily lost.
             Some(host) => format!(
                 "no server runs, and the passes on host {host} have no usable key; start a server that has the key, \
                  or run the passes with it (secrets.key_file)"

@@ -114,7 +114,7 @@ impl State {
         self.objects.get(&kind).into_iter().flatten()
     }
 
-    /// The file in which a problem of an object lies. The problem begins with the name of a part or a field.
+    /// Returns the file that a problem of an object is in. `problem` begins with the name of a part or a field.
     pub fn file(&self, kind: Kind, name: &str, problem: &str) -> Option<PathBuf> {
         let part = problem.split(':').next().unwrap_or_default();
         // A problem of a template may lie in a layout or partial that it uses.
@@ -250,7 +250,7 @@ fn in_order(kind: Kind, objects: &BTreeMap<String, Object>) -> Vec<(&String, &Ob
             next_of(object).is_none_or(|next| next == **name || !names.contains(&next))
         };
         let (ready, waiting): (Vec<_>, Vec<_>) = left.into_iter().partition(is_ready);
-        // A circle is refused when its first provider is applied.
+        // A circle of failovers is refused when its first provider is applied.
         if ready.is_empty() {
             ordered.extend(waiting);
             break;

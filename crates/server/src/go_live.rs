@@ -1,5 +1,5 @@
-//! What to do before an installation sends to real people. Each line is read from the store and the settings, by the
-//! functions that `doctor` uses where there are some.
+//! The checklist before an installation sends to real people. Its lines are found out from the store and the settings,
+//! where possible by the functions of `doctor`.
 
 use std::collections::BTreeMap;
 
@@ -13,16 +13,16 @@ use url::{Host, Url};
 use crate::app::App;
 use crate::doctor::{delivering, surroundings};
 
-/// How many tests of providers and how many keys are looked at, the newest first.
+/// How many tests of providers and how many keys are read, the newest first.
 const LOOKED_AT: i64 = 200;
 
-/// Whether something is done.
+/// Whether a line of the checklist is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Standing {
     Done,
     ToDo,
-    /// This program cannot know it.
+    /// The program cannot find it out, so a person must check it.
     Unknown,
 }
 
@@ -31,9 +31,9 @@ pub enum Standing {
 pub struct Line {
     pub standing: Standing,
     pub title: &'static str,
-    /// What was found.
+    /// What the check found.
     pub says: String,
-    /// What to do.
+    /// What a person should do.
     pub advice: &'static str,
 }
 
@@ -84,7 +84,7 @@ async fn delivered(store: &Store) -> Result<Line, DbError> {
     Ok(line(done_if(found.result == "ok"), "A process delivers", sentence(&found.detail), advice))
 }
 
-/// Names providers of other tenants than the first one with their tenants.
+/// Returns names of providers for people: `tenant/provider`, in the tenant `default` only `provider`.
 struct Names<'a>(&'a BTreeMap<i32, String>);
 
 impl Names<'_> {
@@ -117,14 +117,14 @@ fn sending(providers: &[Provider], names: &Names<'_>) -> Line {
     let says = if real.is_empty() {
         "No provider sends to a real service.".into()
     } else {
-        format!("These send: {}.", real.join(", "))
+        format!("These providers send: {}.", real.join(", "))
     };
     line(done_if(!real.is_empty()), TITLE, says, ADVICE)
 }
 
-/// Each provider that sends was tested, by the audit log.
+/// Checks in the audit log that each provider that sends was tested.
 async fn tested(store: &Store, providers: &[Provider], names: &Names<'_>) -> Result<Line, DbError> {
-    const TITLE: &str = "Each of them was tested";
+    const TITLE: &str = "Each provider was tested";
     const ADVICE: &str = "`postcommit providers test NAME --address YOURS` sends a message to you.";
     let action = Some("provider.test".to_owned());
     let tests = store.audit_rows(&AuditFilter { action, limit: LOOKED_AT, ..AuditFilter::default() }).await?;
@@ -140,14 +140,14 @@ async fn tested(store: &Store, providers: &[Provider], names: &Names<'_>) -> Res
         providers.iter().filter(|one| is_real(one) && !was_tested(one)).map(|one| names.of(one)).collect();
     let is_any = providers.iter().any(is_real);
     let says = match (untested.as_slice(), is_any) {
-        (_, false) => "There is none to test yet.".into(),
-        ([], true) => "The audit log has a test of each.".into(),
-        (untested, true) => format!("The audit log has no test of {}.", untested.join(", ")),
+        (_, false) => "There is no provider to test yet.".into(),
+        ([], true) => "The audit log has a successful test of each provider.".into(),
+        (untested, true) => format!("The audit log has no successful test of {}.", untested.join(", ")),
     };
     Ok(line(done_if(is_any && untested.is_empty()), TITLE, says, ADVICE))
 }
 
-/// A lane that only records beside lanes that send: its messages look sent and reach nobody.
+/// Checks that no default provider only records. The messages of such a provider look sent, but nobody gets them.
 fn captured(providers: &[Provider], names: &Names<'_>) -> Line {
     const TITLE: &str = "No channel is only recorded";
     const ADVICE: &str = "Create a provider for each channel that you use, then delete the one that records.";
@@ -209,7 +209,7 @@ fn public_url(app: &App) -> Line {
     line(done_if(is_https && !is_local), TITLE, says, ADVICE)
 }
 
-/// A key for the application that cannot do more than it must.
+/// Checks that there is a key for an application: it may enqueue, but not change settings.
 async fn key(store: &Store) -> Result<Line, DbError> {
     const TITLE: &str = "The application has a key of its own";
     const ADVICE: &str = "`postcommit keys create --scope enqueue` makes a key that can only enqueue. An application that enqueues by SQL needs none.";
@@ -219,14 +219,14 @@ async fn key(store: &Store) -> Result<Line, DbError> {
     };
     let found = keys.iter().find(|key| key.revoked_at.is_none() && is_limited(&key.scopes));
     let says = match found {
-        Some(key) => format!("The key {} may enqueue, and change no settings.", key.id),
-        None => "Every key may do more than an application needs.".into(),
+        Some(key) => format!("The key {} may enqueue, but may not change settings.", key.id),
+        None => "No key may enqueue without also being allowed to change settings.".into(),
     };
     Ok(line(done_if(found.is_some()), TITLE, says, ADVICE))
 }
 
 fn watched(app: &App) -> Line {
-    const TITLE: &str = "Somebody is told when something is wrong";
+    const TITLE: &str = "Problems raise an alert";
     const ADVICE: &str = "docs/monitoring.md has alerts for Prometheus, and what to do about each. `postcommit doctor` exits 1 if it finds a problem.";
     if app.has_closed_metrics {
         let says = "This server is reached from outside and metrics.token is not set, so /metrics is refused.";
@@ -245,11 +245,11 @@ fn retention() -> Line {
         Standing::Unknown,
         "There is room for the history",
         "Every notification and its attempts are kept. Nothing is purged yet.",
-        "Count on about 2 KB for each delivery, and watch the disk.",
+        "Plan about 2 KB for each delivery, and watch the disk.",
     )
 }
 
-/// A finding as a sentence.
+/// Returns the text of a finding as a sentence, with a capital letter and a full stop.
 fn sentence(text: &str) -> String {
     let mut chars = text.chars();
     let text: String = chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! Answers with HTML: the page for people who are not signed in, and escaping. `ui/frame.rs` has the frame of the others.
+//! Answers with HTML: the page for people who are not signed in, and escaping. `ui/frame.rs` has the frame of all other
+//! pages.
 
 use std::collections::HashSet;
 
@@ -30,9 +31,9 @@ pub fn answer(status: StatusCode, html: String) -> Response {
     (status, [SAME_ORIGIN, HTML], html).into_response()
 }
 
-/// Escapes text for HTML content and quoted attributes. Line ends become `\n`. Control characters, which HTML forbids, are
-/// replaced; so are those that turn the direction of the text after them, because they could disguise our own words.
-/// Isolates that are closed within the text turn nothing outside of it, so they stay.
+/// Escapes text for HTML content and quoted attributes. Line ends become `\n`. Control characters, which HTML forbids,
+/// are replaced. So are characters that reverse the direction of the text after them, because they could disguise the
+/// words of the page. Directional isolates that are closed within the text do not affect other text, so they stay.
 pub fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     let closed = closed_isolates(text);
@@ -57,7 +58,7 @@ pub fn escape(text: &str) -> String {
     safe
 }
 
-/// The positions of isolates that begin and end on the same line, with their ends.
+/// Returns the positions of directional isolates that are closed on the same line, and the positions of their ends.
 fn closed_isolates(text: &str) -> HashSet<usize> {
     let (mut closed, mut open) = (HashSet::new(), Vec::new());
     for (at, c) in text.char_indices() {
@@ -71,7 +72,7 @@ fn closed_isolates(text: &str) -> HashSet<usize> {
     closed
 }
 
-/// A name such as `outcome_unknown` as words.
+/// Returns a name such as `outcome_unknown` as words: `Outcome unknown`.
 pub fn sentence_case(name: &str) -> String {
     let words = name.replace('_', " ");
     let mut chars = words.chars();

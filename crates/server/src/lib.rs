@@ -2,13 +2,13 @@
 //! [`html`] and [`ui::chart`].
 //! - [`cli`]: one file per command;
 //! - `serve`: `postcommit serve` in its roles; `router`: all routes of a process;
-//! - `demo`: `postcommit demo`, a server with sample data and fakes to send to;
+//! - `demo`: `postcommit demo`, a server with sample data that sends to fake services;
 //! - `signals`: handles SIGTERM and SIGINT;
 //! - `app`: the state that handlers, pages and commands share;
 //! - `door`: the accept loop; `auth` and `rate`: authentication and rate limits;
 //! - `read` and `problem`: parsing of requests, and error answers;
 //! - `api`: the routes of the API and their handlers;
-//! - [`ui`]: the pages for browsers; [`html`]: their frame;
+//! - [`ui`]: the pages for browsers; [`html`]: HTML answers and escaping;
 //! - `doctor`: checks of the installation, which the command and a page show;
 //! - `tally`: the counts that pages show;
 //! - `health`: probes; `hosts`: the host names allowed on loopback; `watching`: `/metrics`;

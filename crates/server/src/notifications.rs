@@ -65,7 +65,8 @@ pub async fn resend(
     writer.resend(tenant, wish, copied).await.map(Some)
 }
 
-/// Checks that the named channels exist, and the data for channels that only providers know. The tenant's providers are read only if a name is not one of [`CHANNELS`].
+/// Checks that the named channels exist, and checks the data of channels that only the tenant's providers define. The
+/// providers are read only if a name is not one of [`CHANNELS`].
 async fn check_channels(store: &Store, tenant: Option<i32>, incoming: &NotificationRequest) -> Result<(), NotAccepted> {
     let channels = &incoming.note().channels;
     if channels.iter().all(|channel| CHANNELS.contains(&channel.as_str())) {
@@ -89,7 +90,7 @@ async fn check_channels(store: &Store, tenant: Option<i32>, incoming: &Notificat
     }
 }
 
-/// Checks the channel data of a message against what its provider needs (D7), unless a template makes the message.
+/// Checks that the channel data of a message has what its provider needs, unless a template makes the message.
 async fn check_data(store: &Store, provider: &Provider, incoming: &NotificationRequest) -> Result<(), NotAccepted> {
     let Err(refused) = check_own_data(provider, incoming) else { return Ok(()) };
     let (tenant, event_type) = (Some(provider.tenant), Some(incoming.note().event_type.clone()));
@@ -98,7 +99,7 @@ async fn check_data(store: &Store, provider: &Provider, incoming: &NotificationR
     if templates.iter().any(|template| template.draft.channel == provider.channel) { Ok(()) } else { Err(refused) }
 }
 
-/// Checks the channel data that the message itself brings.
+/// Checks the channel data that the notification itself contains, if it has a title or a body.
 fn check_own_data(provider: &Provider, incoming: &NotificationRequest) -> Result<(), NotAccepted> {
     let note = incoming.note();
     let Some(recipe) = recipe_of(provider).filter(|_| note.title.is_some() || note.body.is_some()) else {
@@ -112,7 +113,7 @@ fn check_own_data(provider: &Provider, incoming: &NotificationRequest) -> Result
     })
 }
 
-/// Checks that each named provider is configured and enabled (D1).
+/// Checks that each provider that a recipient names is configured and enabled.
 async fn check_providers(
     store: &Store,
     tenant: Option<i32>,

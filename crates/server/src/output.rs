@@ -225,7 +225,7 @@ fn tell(value: &serde_json::Value, name: &str, told: &mut Vec<String>) {
     }
 }
 
-/// A time, rounded down to the second.
+/// Formats a time, rounded down to the second.
 pub fn seconds(at: postcommit::Timestamp) -> String {
     let whole = at.as_micros().div_euclid(1_000_000) * 1_000_000;
     postcommit::Timestamp::from_micros(whole).to_string()

@@ -1,5 +1,5 @@
-//! Rules that the API and the pages share: keys, sign-in links and sessions. Nobody gives or takes away more than they
-//! have themselves.
+//! Rules that the API and the pages share: keys, sign-in links and sessions. A caller can neither grant nor revoke
+//! scopes that it does not have itself.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::problem::{Problem, ProblemKind};
 pub const LINK_LASTS: Duration = Duration::from_secs(15 * 60);
 /// The maximum length of the name of a person who gets a sign-in link, in characters.
 const NAME_CHARS: usize = 100;
-/// The maximum number of sessions of a person that are read to see whether the caller may end them.
+/// The maximum number of sessions of a person that are read to check whether the caller may end them.
 const SESSIONS: i64 = 100;
 
 /// Reads scopes by their names.
@@ -60,7 +60,7 @@ pub fn covers(caller: &Caller, scopes: &Scopes) -> bool {
     caller.scopes().cover(scopes) || scopes.names() == ["site"]
 }
 
-/// Creates a link by which the named person signs in once, and returns its whole address.
+/// Creates a link with which the named person can sign in once, and returns its URL.
 pub async fn sign_in_link(app: &App, caller: &Caller, name: &str, scopes: Scopes) -> Result<String, Problem> {
     let chars = name.chars().count();
     if !(1..=NAME_CHARS).contains(&chars) || name.contains(char::is_control) {
@@ -71,7 +71,7 @@ pub async fn sign_in_link(app: &App, caller: &Caller, name: &str, scopes: Scopes
         return Err(Problem::invalid("scopes", "is empty; at least one is needed"));
     }
     if !caller.scopes().cover(&scopes) {
-        let detail = "nobody can give a person scopes that they do not have themselves";
+        let detail = "a key cannot give a person scopes that it does not have itself; use a key with these scopes";
         return Err(Problem::new(ProblemKind::Forbidden, detail).about("scopes"));
     }
     let login = Login { tenant: caller.tenant(), key_id: None, actor: format!("login:{name}"), scopes };
@@ -85,7 +85,8 @@ pub async fn sign_out(app: &App, caller: &Caller, tenant: i32, actor: &str) -> R
     let store = caller.store(app);
     let sessions = store.session_rows(Some(tenant), Some(actor), SESSIONS).await?;
     if sessions.iter().any(|session| !caller.scopes().cover(&session.login.scopes)) {
-        let detail = "nobody can sign out a person who has scopes that they do not have themselves";
+        let detail =
+            "a key cannot sign out a person who has scopes that it does not have itself; use a key with these scopes";
         return Err(Problem::new(ProblemKind::Forbidden, detail));
     }
     Ok(store.sign_out(tenant, actor).await?)

@@ -1,15 +1,15 @@
-//! The HTML of previewed mails, until the frame of the page asks for it. A frame cannot post a draft, and the page's own
-//! policy forbids the styles that mails are made of, so the HTML needs an address of its own.
+//! Keeps the HTML of previewed mails until the iframe of the page requests it. An iframe cannot post a draft, and the
+//! content security policy of the page forbids the inline styles of mails, so the HTML needs a URL of its own.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::sync::{Mutex, PoisonError};
 
-/// The maximum number of bytes that are kept. The oldest mails go first.
+/// The maximum number of bytes that are kept. The oldest mails are dropped first.
 const KEPT_BYTES: usize = 8 * 1024 * 1024;
 
-/// What a mail was previewed for: the tenant, the person and the id of the template.
+/// The key of a preview: the tenant, the person and the id of the template.
 pub type Of<'a> = (i32, &'a str, &'a str);
 
 struct Mail {
@@ -26,13 +26,13 @@ impl Mail {
     }
 }
 
-/// The newest preview of each person and template. It is in the memory of one process: a frame that asks another one
-/// says that the preview is gone.
+/// The newest preview of each person and template. It is in the memory of one process: if another process gets the
+/// request of the iframe, it answers that the preview is gone.
 #[derive(Default)]
 pub struct Previews(Mutex<VecDeque<Mail>>);
 
 impl Previews {
-    /// Keeps a mail in the place of the one before, and returns the hash by which its frame asks for it.
+    /// Keeps a mail in place of the previous preview, and returns the hash for the URL of the iframe.
     pub fn keep(&self, of: Of<'_>, html: &str) -> u64 {
         let mut hasher = DefaultHasher::new();
         html.hash(&mut hasher);

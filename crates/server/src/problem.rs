@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 
 use crate::html::{self, sentence_case};
 
-/// The number of seconds after which a client may repeat a request that needs an operator first.
+/// The `Retry-After`, in seconds, of a request that fails until an operator corrects the installation.
 const REPAIR_S: u64 = 30;
 
 /// The kinds of problems. Their names are stable, because clients may depend on them.
@@ -102,7 +102,7 @@ impl ProblemKind {
 /// The maximum number of characters of a detail, because it may quote the refused value, which may be as long as a
 /// body.
 const SAID_CHARS: usize = 1000;
-/// The same for a page, and for the label of a field on it.
+/// The maximum numbers of characters of a detail on a page, and of the label of a field on a page.
 const PAGE_CHARS: usize = 400;
 const LABEL_CHARS: usize = 60;
 
@@ -139,17 +139,17 @@ pub struct ProblemBody {
 }
 
 impl Problem {
-    /// A problem of this kind. The detail says what to do.
+    /// Creates a problem. `detail` says what is wrong and what to do.
     pub fn new(kind: ProblemKind, detail: impl Into<String>) -> Self {
         Self { kind, detail: detail.into(), field: None, first: None, retry_after_s: None }
     }
 
-    /// A problem with the value of a field.
+    /// Creates a problem with the value of a field.
     pub fn invalid(field: impl Into<String>, detail: impl Into<String>) -> Self {
         Self { field: Some(field.into()), ..Self::new(ProblemKind::Invalid, detail) }
     }
 
-    /// A problem from a text that begins with the name of the field. Errors of the store have this form.
+    /// Creates a problem from a text that begins with the name of the field. Errors of the store have this form.
     pub fn of_field(text: &str) -> Self {
         match text.split_once(": ") {
             Some((field, problem)) => Self::invalid(field, problem),
@@ -197,7 +197,7 @@ impl Problem {
     /// The title of the page that shows the problem.
     pub fn title(&self) -> &'static str {
         match self.kind {
-            // People have no key.
+            // A person who is signed in has no key, so the title for people does not name one.
             ProblemKind::Forbidden => "You may not do this",
             kind => kind.parts().2,
         }
@@ -282,7 +282,8 @@ impl<E: Into<Problem>> From<E> for ProblemPage {
 impl IntoResponse for ProblemPage {
     fn into_response(self) -> Response {
         let wrong = html::escape(&self.0.told());
-        // A form that was left open may lead to a path without a page.
+        // A form of a page that was open for long may lead to a path without a page, so the answer links to the
+        // overview.
         let home = match self.0.kind {
             ProblemKind::MethodNotAllowed | ProblemKind::NotFound => " <a href=\"/\">Open the overview</a>",
             _ => "",
@@ -290,7 +291,7 @@ impl IntoResponse for ProblemPage {
         let content = format!("<p>{wrong}.</p>\n<p>{}{home}</p>", html::escape(self.0.advice()));
         let mut response = html::page(self.0.status(), self.0.title(), &content);
         self.0.add_headers(response.headers_mut());
-        // The frame of pages draws the problem again, with the navigation.
+        // `ui/frame.rs` reads the problem from this extension and draws it again, with the navigation.
         response.extensions_mut().insert(self.0);
         response
     }
@@ -330,7 +331,8 @@ impl From<DbError> for Problem {
 }
 
 impl Problem {
-    /// The database refuses our login, for example because its role was revoked. Only an operator can change that.
+    /// The database refuses the server's login, for example because its role was revoked. Only an operator can change
+    /// that.
     fn no_rights(problem: &dyn fmt::Display) -> Self {
         tracing::error!(%problem, "the database refuses the rights of the server's login; the request is answered with \
             status 503. Run `postcommit doctor`; `postcommit migrate --roles` grants the roles' rights again");

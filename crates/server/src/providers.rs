@@ -43,7 +43,7 @@ pub enum ProviderError {
          change for the new revision"
     )]
     Outdated { name: String, asked: i32, found: i32 },
-    /// Every try met a concurrent change.
+    /// Every try of the change failed because of a concurrent change.
     #[error("other requests changed provider {0:?} {TRIES} times during this change; nothing was done, try again")]
     Overtaken(String),
     /// No provider has this name.
@@ -96,11 +96,11 @@ pub struct Change {
     pub is_default: Option<bool>,
     /// Sends per second. `Some(None)` removes the rate limit.
     pub rate_per_s: Option<Option<f64>>,
-    /// Sends without a wait after an idle time. `Some(None)` removes the burst.
+    /// The number of sends without a wait after an idle time. `Some(None)` removes the burst.
     pub burst: Option<Option<i32>>,
     pub breaker_failures: Option<i32>,
     pub breaker_cool_down_s: Option<i32>,
-    /// The next provider. `Some(None)` removes it.
+    /// The provider that takes over. `Some(None)` removes it.
     pub failover: Option<Option<String>>,
     pub failover_after_s: Option<i32>,
     pub enabled: Option<bool>,
@@ -125,7 +125,7 @@ pub fn stored_secrets(keys: &KeySource, provider: &Provider) -> Option<BTreeSet<
     opened.ok().map(|secrets| secrets.into_keys().collect())
 }
 
-/// The workshop of somebody who is not on the server's own machine.
+/// Returns the workshop of a caller of the API or the pages, who is not on the server's own machine.
 pub fn workshop<'a>(app: &'a App, store: &'a Store, caller: &Caller) -> Workshop<'a> {
     let (keys, egress) = (&app.tools.keys, &app.tools.egress);
     Workshop { store, installation: caller.store_of_all(app), keys, egress, is_local: false, new_key: false }
@@ -134,7 +134,8 @@ pub fn workshop<'a>(app: &'a App, store: &'a Store, caller: &Caller) -> Workshop
 /// The dependencies for creating and changing providers.
 pub struct Workshop<'a> {
     pub store: &'a Store,
-    /// The store of all tenants, because one key encrypts the secrets of all tenants. It writes as the same actor.
+    /// The store of all tenants, because one key encrypts the secrets of all tenants. Its changes have the same actor
+    /// as those of `store`.
     pub installation: Store,
     pub keys: &'a KeySource,
     pub egress: &'a Egress,
@@ -248,8 +249,8 @@ impl Workshop<'_> {
         Ok((ProviderChange { from, to, secrets: anew }, secrets))
     }
 
-    /// Refuses to send stored secrets elsewhere. Whoever may change a provider over the API may not read its secrets, so
-    /// a new destination needs them again.
+    /// Refuses to send stored secrets to a new destination. A caller of the API may change a provider but not read its
+    /// secrets, so a change of the destination must give the secrets again.
     fn check_routes(&self, from: &Provider, change: &Change, stored: &Secrets) -> Result<(), ProviderError> {
         if self.is_local || stored.keys().all(|name| change.secrets.contains_key(name)) {
             return Ok(());
@@ -267,7 +268,7 @@ impl Workshop<'_> {
     }
 
     /// Checks a new provider, or the change of one, as [`Workshop::create`] and [`Workshop::update`] do before they
-    /// encrypt and write. `rehearsed` are the providers that were rehearsed before, and gets this one.
+    /// encrypt and write. `rehearsed` holds the providers that earlier calls checked; this provider is added to it.
     pub async fn rehearse(
         &self,
         tenant: i32,
@@ -329,7 +330,7 @@ impl Workshop<'_> {
         Ok((ring, with))
     }
 
-    /// Refuses to replace a key that a concurrent command has just put in the place of the lost one. Another try would
+    /// Refuses to replace a key that a concurrent command has just put in place of the lost one. Replacing it would
     /// make the secrets useless that the other command encrypted.
     async fn check_not_replaced(&self, key: Option<&SealedWith>) -> Result<(), ProviderError> {
         let Some(key) = key.filter(|_| self.new_key) else { return Ok(()) };
@@ -395,7 +396,7 @@ fn links(providers: &[Provider]) -> Vec<Link> {
     providers.iter().map(|provider| Link::from(&provider.draft)).collect()
 }
 
-/// Refuses a provider whose failover leads nowhere.
+/// Refuses a failover of a provider of inboxes, and a chain of failovers that is not allowed.
 fn check_chains(draft: &ProviderDraft, others: &[Link]) -> Result<(), ProviderError> {
     if draft.failover.is_some() && driver::destination(&draft.driver) == Destination::Inbox {
         let problem = "failover: a provider of inboxes has none, because it is the destination itself; remove it";
@@ -461,8 +462,8 @@ pub async fn test(
     test_with(tools, store, provider, tenant_name, address, &content).await
 }
 
-/// Sends a test message immediately, without the queue, and writes the result to the audit log. `store` knows the
-/// actor.
+/// Sends a test message immediately, without the queue, and writes the result to the audit log. `store` carries the
+/// actor for the audit log.
 pub async fn test_with(
     tools: &Tools,
     store: &Store,
@@ -518,7 +519,7 @@ fn add_made_secret(kind: &Kind, change: &mut Change) -> Option<MadeSecret> {
 /// Applies the change to the draft, except for secrets.
 fn laid_over(mut draft: ProviderDraft, change: &Change) -> Result<ProviderDraft, ProviderError> {
     for (name, value) in &change.settings {
-        // Null removes a setting.
+        // The value null removes a setting.
         match (value, draft.settings.as_object_mut()) {
             (Value::Null, Some(settings)) => drop(settings.remove(name)),
             (value, Some(settings)) => drop(settings.insert(name.clone(), value.clone())),

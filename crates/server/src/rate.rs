@@ -17,7 +17,7 @@ const REMEMBERED: usize = 10_000;
 pub struct Buckets<K> {
     /// The limit of each bucket. `None` means no limit.
     rate: Option<Rate>,
-    /// The zero of the buckets' times. The buckets use the monotonic clock.
+    /// The instant that counts as time 0 in the buckets. It comes from the monotonic clock.
     began: Instant,
     buckets: Mutex<HashMap<K, Bucket>>,
 }

@@ -21,7 +21,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
         let bytes = json_of(request, state).await?;
         let read = parse(&bytes)?;
-        // An array whose items fit the fields in their order would be read as an object.
+        // Serde would also accept an array whose items fit the fields in their order.
         if bytes.trim_ascii_start().first() != Some(&b'{') {
             return Err(Problem::new(ProblemKind::Invalid, "the body must be a JSON object"));
         }
@@ -48,7 +48,7 @@ pub fn typed_object(name: &str, text: &str) -> Result<Map<String, Value>, Proble
     }
 }
 
-/// Refuses a parameter of a page's address with a NUL.
+/// Refuses a parameter of a page's URL whose value contains a NUL.
 pub fn holds_no_nul(name: &str, value: &str) -> Result<(), Problem> {
     if value.contains('\0') { Err(Problem::invalid(name, NUL)) } else { Ok(()) }
 }

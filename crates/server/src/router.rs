@@ -23,7 +23,7 @@ pub fn router(settings: &Settings, tools: &Tools, app: Option<AppState>) -> Rout
         Some(app) => probes.merge(hosts::guarded(api_and_pages(app), settings)),
         None => probes.fallback(not_by_a_worker),
     };
-    // The door already limits the size of bodies.
+    // The module `door` already limits the size of bodies, so axum's limit is switched off.
     watching::watched(door::named_routes(all), tools).layer(DefaultBodyLimit::disable())
 }
 
@@ -37,7 +37,7 @@ fn api_and_pages(app: AppState) -> Router {
         .with_state(app)
 }
 
-/// A browser gets a page, and a program JSON.
+/// Answers a request that no route matches: a browser gets an HTML page, any other client gets JSON.
 async fn no_such_route(request: Request) -> Response {
     let accepts = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
     if request.method() == Method::GET && accepts.is_some_and(|accept| accept.contains("text/html")) {

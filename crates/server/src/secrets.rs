@@ -1,8 +1,8 @@
-//! Replaces the key that encrypts the providers' secrets while the servers go on.
+//! Replaces the key that encrypts the providers' secrets while the servers keep running.
 //!
 //! During the rotation the key source holds two keys, the old one before the new one, and every process decrypts with
-//! both. The fingerprint in the database says which of them encrypts. Every step can be repeated, so a rotation that
-//! was interrupted goes on with the next call.
+//! both. The fingerprint in the database says which of them encrypts. Every step can be repeated, so the next call
+//! continues a rotation that was interrupted.
 
 use std::fs::File;
 
@@ -49,7 +49,7 @@ pub struct KeyStatus {
     pub providers: Count,
 }
 
-/// What became of the secrets of all providers.
+/// The providers that have secrets, counted by the key that decrypts them.
 #[derive(Debug, Default)]
 pub struct Count {
     /// Providers whose secrets are encrypted with the key of the installation.
@@ -88,8 +88,8 @@ impl Rotation<'_> {
         })
     }
 
-    /// Adds a new key to the key file, unless there is a second one already. Secrets are still encrypted with the old
-    /// one. Returns false if there was a second key already.
+    /// Adds a new key to the key file and returns true. Returns false if the file has a second key already. Secrets are
+    /// still encrypted with the old key.
     pub async fn begin(&self) -> Result<bool, RotationError> {
         let _locked = self.lock().await?;
         self.add_key().await
@@ -118,7 +118,7 @@ impl Rotation<'_> {
 
     /// Encrypts all secrets with the new key and removes the old key from the key file.
     pub async fn rotate(&self) -> Result<Count, RotationError> {
-        // Two rotations would each add a key of their own, and one of the two would be lost.
+        // Without the lock, two concurrent rotations would each add a key, and one of these keys would be lost.
         let _locked = self.lock().await?;
         self.add_key().await?;
         let (known, ring) = (self.known().await?, self.keys.existing()?);

@@ -116,7 +116,7 @@ pub async fn serve(settings: &Settings, how: ServeOptions, signals: &Signals) ->
 
 /// Opens the store and checks its schema and the isolation of tenants.
 async fn open(settings: &Settings, how: &ServeOptions) -> Result<Store, Failure> {
-    // Only a database that this start creates gets a provider. An existing file of an application does not.
+    // Only a database file that this start creates gets a first provider. An existing file of an application does not.
     let missing = app::missing_file(settings);
     if let (Some(path), false) = (&missing, how.migrate) {
         return Err(app::no_database(path));
@@ -225,7 +225,8 @@ impl Greeting {
         if self.providers.is_empty() {
             say!("  provider   none yet: `{me} providers create --help`");
         }
-        // The example uses `--wait`, which needs a process that delivers.
+        // The example uses `--wait`, which needs a process that delivers, so a process that serves only the API prints
+        // none.
         if let (Some(somebody), false) = (self.somebody(), self.role == Role::Api) {
             let same = if is_secret(settings) { ", with the same database.url" } else { "" };
             let database = which_database(settings);

@@ -97,8 +97,8 @@ impl DatabaseSettings {
     }
 }
 
-/// The variable that other programs use for the database's URL. It is used if none of our own sources sets
-/// `database.url`.
+/// The variable that other programs use for the database's URL. It is used if no flag, file or variable of Postcommit
+/// sets `database.url`.
 const DATABASE_URL: &str = "DATABASE_URL";
 
 #[derive(Debug, Clone, Deserialize)]
@@ -136,7 +136,7 @@ pub struct CaptureSettings {
 
 #[derive(Debug, Clone, Deserialize)]
 pub struct RecipesSettings {
-    /// The folder of the operator's own recipes. Empty: there are none.
+    /// The folder of the operator's own recipes. Empty if there are none.
     pub folder: String,
 }
 
@@ -172,7 +172,7 @@ pub struct Flag<'a> {
 pub struct Layers(BTreeMap<String, (Value, String)>);
 
 impl Layers {
-    /// The defaults with these values in their place. No file and no environment variable is read.
+    /// Returns the defaults, overridden by `flags`. No file and no environment variable is read.
     pub fn of_flags(flags: &[Flag<'_>]) -> Result<Self, String> {
         let mut layers = Self::defaults()?;
         layers.set_flags(flags)?;
@@ -210,8 +210,8 @@ impl Layers {
         if Address::parse(url).is_ok() {
             return self.set_text("database.url", url, format!("environment {DATABASE_URL}"));
         }
-        // Without an error a misspelt URL would start an empty SQLite file. The value may hold a password, so only its
-        // scheme is shown.
+        // Without an error, a misspelt URL would be ignored, and the server would start with an empty SQLite file. The
+        // value may hold a password, so only its scheme is shown.
         let scheme =
             url.split_once(':').map_or_else(|| "has no scheme".into(), |(s, _)| format!("has the scheme {s:?}"));
         Err(format!(

@@ -54,12 +54,12 @@ impl Signals {
         Ok(Self { stop, is_ready })
     }
 
-    /// The stop request that the server must follow.
+    /// Returns the receiver of stop requests.
     pub fn stop(&self) -> watch::Receiver<Stop> {
         self.stop.subscribe()
     }
 
-    /// From now on a signal does not end the process, but becomes a stop request.
+    /// From this call on, a signal does not end the process but becomes a stop request.
     pub fn are_requests(&self) {
         self.is_ready.store(true, Ordering::Release);
     }

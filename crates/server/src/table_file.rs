@@ -128,7 +128,7 @@ fn object(bytes: &[u8]) -> Result<Record, String> {
 /// Whether a cell with this first character needs a guard, because a spreadsheet reads it as a formula. A quote needs
 /// it, too, because the guard itself is a quote.
 fn is_risky(first: char) -> bool {
-    // The last four are the full-width forms, which a spreadsheet may read as the others.
+    // The last four are the full-width forms of `=`, `+`, `-` and `@`, which a spreadsheet may also read as a formula.
     matches!(first, '=' | '+' | '-' | '@' | '\t' | '\r' | '\'' | '\u{ff1d}' | '\u{ff0b}' | '\u{ff0d}' | '\u{ff20}')
 }
 

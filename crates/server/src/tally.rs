@@ -1,5 +1,6 @@
-//! The counts that every page shows: live and parked deliveries, and the latencies of providers. Each is counted once at
-//! a time, and kept for a while if that took long. So open pages do not count a long queue again and again.
+//! The counts that every page shows: live and parked deliveries, and the latencies of providers. Each count is made by
+//! one request at a time, and kept for a while if it took long, so that open pages do not count a long queue again and
+//! again.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,9 +14,9 @@ use postcommit_engine::store::{KpiGrouping, Kpis};
 use crate::app::App;
 use crate::auth::Caller;
 
-/// Counts that took less than this are not kept.
+/// A count that took less time than this is not kept.
 const QUICK: Duration = Duration::from_millis(50);
-/// Counts that took long are kept for this many times as long, so that counting uses a twentieth of the time at most.
+/// A count is kept for this many times the time that it took, so that counting uses at most a twentieth of the time.
 const REST: u32 = 20;
 /// The maximum number of counts that are kept.
 const KEPT: usize = 1000;
@@ -27,10 +28,10 @@ const TENANTS: usize = 5;
 /// The tenant, the grouping and the interval of counts.
 type Key = (Option<i32>, Option<&'static str>, u64);
 
-/// Attempts: the tenant, the provider and the milliseconds that it took.
+/// The latencies of attempts: the tenant, the provider and the milliseconds that the attempt took.
 pub type Latencies = Vec<(i32, String, i32)>;
 
-/// What pages count.
+/// The counts that pages show.
 #[derive(Default)]
 pub struct Tallies {
     kpis: Kept<Kpis>,
@@ -43,7 +44,7 @@ impl Tallies {
         self.over(app, caller, None, app.tools.kpi.interval()).await
     }
 
-    /// The counts with their groups, over an interval.
+    /// Returns the counts over an interval, grouped by `by`.
     pub async fn over(
         &self,
         app: &App,
@@ -77,30 +78,30 @@ impl Tallies {
         self.latencies.get((caller.whose(), None, 0), read).await
     }
 
-    /// Forgets the counts of a tenant, and those of all tenants together, because an act of this process changed them.
-    /// `None` forgets all counts.
+    /// Drops the kept counts of a tenant, and those of all tenants together. Called after a retry or a similar act of
+    /// this process has changed them. `None` drops all counts.
     pub fn forget(&self, tenant: Option<i32>) {
         self.kpis.forget(tenant);
     }
 }
 
-/// Values by key, of which each is counted by one request at a time.
+/// Kept values by key. Each value is counted by one request at a time.
 struct Kept<V>(Mutex<HashMap<Key, Slot<V>>>);
 
 struct Slot<V> {
     known: Option<Known<V>>,
-    /// How often the value was forgotten. A count that began before is not kept.
+    /// How often the value was dropped because it had changed. A count that began before the last drop is not kept.
     generation: u64,
-    /// Held by the request that counts.
+    /// The lock that the counting request holds.
     counting: Arc<tokio::sync::Mutex<()>>,
 }
 
 struct Known<V> {
     value: Arc<V>,
     counted_at: Instant,
-    /// Until when the value is used without another count.
+    /// Until this time the value is used without a new count.
     fresh_until: Instant,
-    /// Until when the value is used while another request counts.
+    /// Until this time the value is used while another request counts.
     usable_until: Instant,
 }
 
@@ -123,7 +124,7 @@ impl<V> Slot<V> {
 }
 
 impl<V> Kept<V> {
-    /// The value that is kept, or else a new one. While one request counts, the others use the last value, or wait if
+    /// Returns the kept value, or else counts. While one request counts, the others use the last value, or wait if
     /// there is none.
     async fn get(&self, key: Key, count: impl AsyncFnOnce() -> Result<V, DbError>) -> Result<Arc<V>, DbError> {
         let asked_at = clock::monotonic();
@@ -196,12 +197,12 @@ mod tests {
     const OURS: Key = (Some(1), None, 60);
     const ALL: Key = (None, None, 60);
 
-    /// A count that lasts until it is told its result, or until its sender is dropped.
+    /// A count that lasts until its result is sent. It fails if the sender is dropped.
     async fn told(result: oneshot::Receiver<u64>) -> Result<u64, DbError> {
         result.await.map_err(|_| DbError::Unreadable("no result".into()))
     }
 
-    /// Runs a request until it waits.
+    /// Polls a request once. Returns whether it waits.
     fn is_pending<T>(request: &mut Pin<Box<impl Future<Output = T>>>) -> bool {
         request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
     }

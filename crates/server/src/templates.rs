@@ -21,7 +21,7 @@ use serde_json::value::to_raw_value;
 
 use crate::providers::recipe_of;
 
-/// The maximum number of characters of a note.
+/// The maximum number of characters of the note of a template version.
 pub const NOTE_CHARS: usize = 1000;
 /// The values of `once_per`.
 pub const ONCE_PER: [&str; 2] = ["entity", "notification"];
@@ -108,7 +108,7 @@ pub struct Change {
     pub note: Option<String>,
 }
 
-/// A template that was saved.
+/// The result of saving a template.
 #[derive(Debug)]
 pub struct Saved {
     /// Whether something was written.
@@ -205,8 +205,8 @@ impl Templates<'_> {
         Err(overtaken("template", id))
     }
 
-    /// Does with a template what [`Templates::create`] and [`Templates::update`] do before they write. Returns its draft
-    /// and its parts.
+    /// Checks a template as [`Templates::create`] and [`Templates::update`] do before they write. Returns its draft,
+    /// its parts and warnings.
     pub async fn rehearse(
         &self,
         common: &Common,
@@ -261,8 +261,8 @@ impl Templates<'_> {
         Ok(compiled.warnings().iter().cloned().chain(unknown).chain(unsent).collect())
     }
 
-    /// Refuses channel data without a field that the default provider of the channel needs (C6). Returns warnings about
-    /// fields that it does not know.
+    /// Refuses channel data without a field that the default provider of the channel needs. Returns warnings about
+    /// fields that the provider does not know.
     async fn check_data(&self, draft: &TemplateDraft, source: &Source) -> Result<Vec<Warning>, EditError> {
         let providers = self.store.providers_of(self.tenant).await?;
         let default = providers.iter().find(|provider| provider.is_default && provider.channel == draft.channel);
@@ -282,7 +282,8 @@ impl Templates<'_> {
         Ok(recipe.unknown_data(source.data.as_ref()).into_iter().map(warning).collect())
     }
 
-    /// The names that the declared event type has or, undeclared, recent events have. `None` if there are no events.
+    /// Returns the names that events of the type have: by its declaration or, if it is not declared, in recent events.
+    /// `None` if it is not declared and has no events.
     async fn known_names(&self, common: &Common, event_type: &str) -> Result<Option<BTreeSet<String>>, EditError> {
         let declared = match common.event_types.get(event_type) {
             Some(declared) => Some(declared.clone()),
@@ -335,7 +336,7 @@ pub fn place_taken(other: &str) -> EditError {
     ))
 }
 
-/// Compiles outside of the threads that serve requests.
+/// Compiles on a thread for blocking work, because compiling would block a thread that serves requests.
 async fn compiled(source: &Source) -> Result<Compiled, EditError> {
     let copy = source.clone();
     let compiled = tokio::task::spawn_blocking(move || Compiled::new(&copy)).await;
@@ -370,7 +371,7 @@ impl Common {
         including.map(|(other, layout)| format!("{} {other}", layout.kind)).collect()
     }
 
-    /// A version without parts, as the content settings say.
+    /// Returns a version without parts, with the defaults of the content settings.
     fn empty(&self) -> Source {
         Source {
             missing: self.settings.missing,

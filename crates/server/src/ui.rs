@@ -2,7 +2,8 @@
 //! the API and the command line do. They have no queries and no rights of their own.
 //!
 //! - [`pages`]: the page table, which the router, the navigation and the tests read;
-//! - `frame`: who is admitted to a page, and what surrounds it; `words`: how pages show states, times and numbers;
+//! - `frame`: checks the visitor's scope, and draws the navigation around a page; `words`: how pages show states, times
+//!   and numbers;
 //! - one file for each page, and its template of the same name in `ui/pages`;
 //! - [`chart`]: charts as SVG.
 
@@ -77,9 +78,10 @@ pub struct Page {
     /// The path, with parameters in braces.
     pub path: &'static str,
     pub method: &'static str,
-    /// The scope that a person needs. It is checked before the handler runs. `None` is everybody who is signed in.
+    /// The scope that a person needs. It is checked before the handler runs. With `None`, everybody who is signed in
+    /// may open the page.
     pub scope: Option<Scope>,
-    /// The place in the navigation: group and label.
+    /// The group and the label of the page in the navigation. `None` if the page is not in it.
     pub listed: Option<(Group, &'static str)>,
     answer: MethodRouter<AppState>,
 }
@@ -98,7 +100,7 @@ impl Page {
     }
 }
 
-/// The page table.
+/// Returns the page table: every page and every form that a page posts.
 pub fn pages() -> Vec<Page> {
     use Scope::{Admin, Edit, Operate, Ops, Read};
     vec![

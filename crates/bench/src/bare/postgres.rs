@@ -16,9 +16,9 @@ use crate::failure::Failure;
 use crate::load::payload;
 use crate::workspace::Workspace;
 
-/// Rows that are claimed and settled in one statement; more gain nothing.
+/// Rows that one statement claims or settles. Larger batches were not faster.
 const BATCH: i64 = 500;
-/// Rows that are inserted in one statement.
+/// The number of rows that one statement inserts.
 const FILL: u64 = 5000;
 
 const TABLES: &str = "
@@ -95,7 +95,7 @@ impl Filler {
         Ok(Self { client, insert })
     }
 
-    /// Inserts `count` rows, in commits of a few thousand.
+    /// Inserts `count` rows, at most `FILL` in one commit.
     pub async fn fill(&self, count: u64) -> Result<(), Failure> {
         let mut from = 0;
         while from < count {

@@ -36,7 +36,8 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     let (mut without, mut with) = (vec![], vec![]);
     for round in 1..=bench.rounds {
         bench.progress.round(round, bench.rounds);
-        // The order alternates, because the second side pays for disk writes that the first one caused.
+        // The side that is measured first alternates, because the second one pays for disk writes that the first one
+        // caused.
         let muted_first = round % 2 == 1;
         for mute in [muted_first, !muted_first] {
             let rates = if mute { &mut without } else { &mut with };
@@ -48,8 +49,8 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     Ok(SuiteFindings { findings: vec![finding.must(Threshold::AtLeast(0.9))], charts: vec![] })
 }
 
-/// Returns the commits per second while a dispatcher runs. The database is new each time, so the view need not be
-/// restored.
+/// Returns the commits per second while a dispatcher runs. Each call has a new database, so the view that [`MUTE`]
+/// replaces need not be restored.
 async fn commits(bench: &Bench, mute: bool) -> Result<f64, Failure> {
     bench.progress.step(if mute { "without the wake-up by NOTIFY" } else { "with the wake-up by NOTIFY" });
     let store = dispatcher::warm_store(bench).await?;

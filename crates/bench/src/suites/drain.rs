@@ -30,14 +30,14 @@ struct Drained {
     trips: Option<f64>,
 }
 
-/// Known reasons for a missed P1.
+/// The known reasons why P1 (engine ÷ bare) may miss its limit, for the report.
 const KNOWN: &str = "\
     The bare drain reads no payload and writes less of everything: inside the server, settle takes 10 µs per row \
     against 5 µs, and reading the notification takes 5 µs against none. Kept: sending from the notification's own row, \
     plans made once. Tried, not worth its cost: finding rows by their place on the page (1 µs), fewer columns for \
     deliveries without errors (1.5 µs)";
 
-/// Known reasons for a missed P2.
+/// The known reasons why P2 (engine ÷ best peer) may miss its limit, for the report.
 const KNOWN_BESIDE: &str = "\
     The profile is the one of P1. No peer keeps a row for every attempt, and graphile-worker deletes finished jobs";
 
@@ -138,7 +138,7 @@ async fn by_us(bench: &Bench, count: u64) -> Result<Drained, Failure> {
     Ok(Drained { measured, wal: wal / count as f64, trips })
 }
 
-/// Round trips to the database so far, without those that prepare statements, which happens once.
+/// Round trips to the database so far, without those that prepare a statement: each statement is prepared only once.
 fn trips(store: &Store) -> Option<u64> {
     let trips = store.db().trips();
     Some(trips.trips - trips.prepared)

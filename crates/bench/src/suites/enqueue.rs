@@ -43,12 +43,12 @@ const INSERT_MANY: &str = "\
     INSERT INTO postcommit_bench.plain (event_type, payload, key, recipients)
     SELECT * FROM unnest($1::text[], $2::jsonb[], $3::text[], $4::jsonb[])";
 
-/// Known reasons for a missed P3.
+/// The known reasons why P3 (one enqueue per commit) may miss its limit, for the report.
 const KNOWN_SINGLE: &str = "\
     Three tables with their indexes instead of one: 423,000 instructions per enqueue, of which the three INSERTs alone \
     are 177,000, against 52,000. Kept: functions that PostgreSQL inlines, exact checks of limits only near the limit. \
     Tried without effect: one statement for the three INSERTs, other ways to make an id (docs/decisions/0018)";
-/// Known reasons for a missed P4.
+/// The known reasons why P4 (batches of enqueues) may miss its limit, for the report.
 const KNOWN_MANY: &str = "\
     Inside the server a row takes 23 µs against 7 µs: the three INSERTs take 10 µs, and ids, hashes and texts 6 µs";
 
@@ -107,7 +107,8 @@ async fn fresh(bench: &Bench) -> Result<(), Failure> {
     bench.workspace.quiesce().await
 }
 
-/// Each connection commits `each` rows, one at a time. Every statement has the same parameters.
+/// Commits `each` rows on every connection, one row per commit. `sql` is the INSERT or the enqueue; both take the same
+/// parameters.
 async fn one_by_one(workspace: &Workspace, sql: &'static str, each: u64) -> Result<Duration, Failure> {
     let mut ready = Vec::new();
     for _ in 0..CONNECTIONS {

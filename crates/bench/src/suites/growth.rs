@@ -22,7 +22,7 @@ pub const SUITE: SuiteSpec = SuiteSpec {
 const HISTORY: u64 = 5_000_000;
 const BACKLOG: u64 = 1_000_000;
 const COUNT: u64 = 50_000;
-/// The least number of results that are left out of a window.
+/// At least this many deliveries of a backlog are not measured: those before and after the measured window.
 const SPARE: u64 = 5000;
 /// Rows of history that are written in one transaction.
 const CHUNK: u64 = 250_000;
@@ -57,9 +57,9 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     })
 }
 
-/// The size of the backlog for a window, of which the beginning and the end are not measured.
+/// The size of a backlog with [`COUNT`] measured deliveries, and more before and after them.
 fn some_more(bench: &Bench) -> u64 {
-    // At a small scale a few batches of results are more than the rest of the backlog.
+    // At a small `--scale`, a fifth of the count is less than a few batches of results, so [`SPARE`] is the minimum.
     (bench.count(COUNT) * 12 / 10).max(bench.count(COUNT) + SPARE)
 }
 
@@ -67,7 +67,7 @@ fn long_backlog(bench: &Bench) -> u64 {
     bench.count(BACKLOG).max(some_more(bench))
 }
 
-/// Feeds a backlog and returns the rate in a window of it.
+/// Enqueues a backlog and returns the rate at which the measured window of it is delivered.
 async fn fed(bench: &Bench, store: &Store) -> Result<f64, Failure> {
     Load::captured().insert_rows(&bench.workspace, some_more(bench)).await?;
     bench.workspace.quiesce().await?;
@@ -121,7 +121,7 @@ async fn seed_history(bench: &Bench) -> Result<(), Failure> {
 
 async fn seed_chunk(client: &Client, from: u64, to: u64, all: u64) -> Result<(), Failure> {
     // The ids are UUIDv7, which begin with the time, so that each row goes into the partition of its month. now() is
-    // the same in both statements.
+    // the time of the transaction, so both statements make the same ids.
     let rows = format!(
         "SELECT at, i,
            (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || '70008000' || lpad(to_hex(i), 12, '0'))::uuid

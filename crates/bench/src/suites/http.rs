@@ -26,7 +26,7 @@ pub const SUITE: SuiteSpec = SuiteSpec {
 
 const CLIENTS: u64 = 64;
 
-/// Known reasons for a missed bar.
+/// The known reasons why `P11 http` may miss its limit, for the report.
 const KNOWN: &str = "\
     The client, the server and the disk share the cores: a single request waits for the disk and leaves the cores idle, \
     64 concurrent ones use them up";
@@ -45,7 +45,7 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
         Series::measured_rates(format!("{CLIENTS} connections"), &together),
         Series::measured_rates("1 connection", &alone),
     );
-    // Only SQLite has a bar: without a shared commit all its clients would wait for each other.
+    // Only SQLite has a bar (a limit): without commits that clients share, all its clients would wait for each other.
     let finding = match bench.workspace.backend() {
         Backend::Sqlite(_) => finding.must(Threshold::AtLeast(15.0)).explained("a post", &together, &alone, KNOWN),
         Backend::Postgres(_) => finding,

@@ -33,7 +33,7 @@ const WARM_UP: u64 = 5;
 /// The average pause between two commits.
 const PAUSE_MS: u64 = 25;
 const BULK: u64 = 100_000;
-/// A sample that takes longer is an error.
+/// A webhook that takes longer to arrive than this is an error.
 const LONGEST: Duration = Duration::from_secs(20);
 
 /// Latencies in milliseconds, sorted.
@@ -89,7 +89,7 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
                 let (what, missing) = (format!("{what} ÷ commit → handler of {{}}"), bench.peers.missing("latency"));
                 Comparison { id, what: &what, bar: Threshold::AtMost(1.0), missing }.of(&ours, peers.series("ms"))
             }
-            // No peer runs on SQLite, so there is no bar.
+            // No peer runs on SQLite, so there is nothing to compare with.
             Backend::Sqlite(_) => vec![Finding::figure(id, what, ours)],
         });
     }
@@ -104,7 +104,7 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     Ok(SuiteFindings { findings, charts: vec![chart] })
 }
 
-/// The distribution over all rounds.
+/// Returns a line of the chart: the latency of all rounds at several percentiles.
 fn line(name: &str, runs: &[Latencies]) -> (String, Vec<(f64, f64)>) {
     let mut all: Vec<f64> = runs.iter().flat_map(|run| run.0.iter().copied()).collect();
     all.sort_by(f64::total_cmp);
@@ -169,7 +169,7 @@ pub async fn sample(
     Ok(Latencies(latencies))
 }
 
-/// The number of samples. With fewer, a percentile would say nothing.
+/// The number of samples, at least 30: with fewer, a percentile would say nothing.
 fn samples(bench: &Bench) -> u64 {
     bench.count(SAMPLES).max(30)
 }

@@ -38,7 +38,8 @@ struct Delivered {
 async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     bench.progress.round(1, 1);
     let (short, long) = (bench.count(SHORT), bench.count(LONG));
-    // Both sides make as many deliveries, so that both fill the caches of the database and only the list differs.
+    // Both sides make the same number of deliveries, so both fill the caches of the database, and only the list
+    // differs.
     let at_short = deliver(bench, short, long / short.max(1)).await?;
     let at_long = deliver(bench, long, 1).await?;
     let name = |members: u64| format!("list of {members}");
@@ -78,7 +79,10 @@ async fn deliver(bench: &Bench, members: u64, notifications: u64) -> Result<Deli
             (last, moved) = (finished, now);
         }
         if now.duration_since(moved) > PATIENCE {
-            return Err(Failure::new(Exit::Failed, format!("only {last} of {expected} deliveries were made")));
+            return Err(Failure::new(
+                Exit::Failed,
+                format!("no progress for {PATIENCE:?}: only {last} of {expected} deliveries were made"),
+            ));
         }
     }
     server.stop().await?;

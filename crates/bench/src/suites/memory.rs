@@ -27,7 +27,7 @@ const LONG: u64 = 1_000_000;
 const SPAN: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Known reasons for a missed P9.
+/// The known reasons why P9 (memory at a long backlog) may miss its limit, for the report.
 const KNOWN: &str = "\
     Work in flight is bounded, and so is its memory. A backlog of 10,000 is drained before as much is in flight, or the \
     allocator is as fragmented, as later: on PostgreSQL, backlogs of 100,000, 300,000 and 1,000,000 held 23, 25 and 28 \

@@ -1,4 +1,5 @@
-//! `pages`: how soon the pages for operators answer with ten million deliveries behind them, while others are delivered.
+//! `pages`: how soon the pages for operators answer when the database holds ten million finished deliveries and others
+//! are being delivered.
 
 use std::time::Duration;
 
@@ -33,10 +34,10 @@ const HISTORY: u64 = 10_000_000;
 const OPENED: u64 = 40;
 /// How many parts of the history one transaction writes.
 const PARTS: usize = 4;
-/// The pause between two batches of the feed. The rest of the machine is for the pages and the deliveries.
+/// The pause between two batches of enqueues. It leaves processor time for the pages and the deliveries.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The limits of the first byte, in milliseconds.
+/// The limits of the time until the first byte of a page, in milliseconds.
 const LIST: f64 = 50.0;
 const OVERVIEW: f64 = 150.0;
 const FILTERED: f64 = 250.0;
@@ -48,7 +49,7 @@ const BARE: &str = "SELECT notification_id, n, state, channel, target, attempts,
     ORDER BY notification_id DESC, n DESC
     LIMIT 50";
 
-/// A page, and the limit of its first byte.
+/// A page that is opened, and the limit of the time until its first byte.
 struct Page {
     name: String,
     path: String,
@@ -77,7 +78,8 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     Ok(SuiteFindings { findings: measured?, charts: vec![] })
 }
 
-/// Opens all pages by turns and returns what each took, beside the bare query.
+/// Opens the pages one after the other, several times per round, and the bare query in between. Returns a finding per
+/// page.
 async fn measure(
     bench: &Bench,
     store: &Store,
@@ -131,19 +133,19 @@ fn request(address: &str, key: &str, path: &str) -> Result<Post, Failure> {
     request.body(Full::default()).map_err(failed)
 }
 
-/// A key of a person who sees everything.
+/// Creates a key with the scope `ops`, which may open every page of every tenant.
 async fn key(store: &Store) -> Result<String, Failure> {
     let draft = KeyDraft { name: "benchmark".into(), scopes: [Scope::Ops].into_iter().collect(), expires_at: None };
     // The token is revealed because the requests send it.
     Ok(store.create_key(TENANT, &draft).await.map_err(failed)?.token.reveal().to_owned())
 }
 
-/// Writes the history, and its counts.
+/// Writes the history of finished deliveries, and the rollups of its counts.
 async fn seed(bench: &Bench, store: &Store) -> Result<(), Failure> {
     let rows = bench.count(HISTORY);
     bench.progress.step(format!("writing a history of {rows} deliveries"));
     let provider = store.provider(TENANT, "capture").await?;
-    let lane = provider.ok_or_else(|| Failure::new(Exit::Failed, "the provider is gone"))?.id;
+    let lane = provider.ok_or_else(|| Failure::new(Exit::Failed, "the provider `capture` was not found"))?.id;
     let kind = |channel: &str, event_type: &str, recipient: &str, before: &str, after: &str| HistoryKind {
         tenant: TENANT,
         lane,
@@ -172,12 +174,14 @@ async fn seed(bench: &Bench, store: &Store) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The pages, with a notification and an address that exist.
+/// The pages that are opened, with the id of a notification and the address of a recipient that exist.
 async fn pages(store: &Store) -> Result<Vec<Page>, Failure> {
     let newest = "SELECT l.notification_id, l.target FROM postcommit.delivery_ledger l
         WHERE l.tenant = $1 AND l.channel = 'email' ORDER BY l.notification_id DESC LIMIT 1";
     let rows = store.db().query(newest, vec![TENANT.into()]).await?;
-    let row = rows.first().ok_or_else(|| Failure::new(Exit::Failed, "the history is empty"))?;
+    let row = rows
+        .first()
+        .ok_or_else(|| Failure::new(Exit::Failed, "the history has no delivery by email; use a larger --scale"))?;
     let (id, address): (uuid::Uuid, String) = (row.get(0)?, row.get(1)?);
     let page = |name: &str, path: String, limit: f64| Page { name: name.into(), path, limit };
     let filters = [

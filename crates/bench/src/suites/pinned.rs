@@ -120,7 +120,7 @@ impl<F: Fn() -> u64> Backlog<F> {
         self.fed.load(Ordering::Relaxed).saturating_sub((self.done)())
     }
 
-    /// Keeps the backlog between the limits until the feed fails.
+    /// Adds rows whenever the backlog has room for them below [`HIGH`]. Returns only if that fails.
     async fn keep(&self, source: &impl Feed) -> Failure {
         loop {
             if self.backlog() + ROWS_PER_COMMIT > HIGH {
@@ -201,7 +201,7 @@ async fn by_hand(bench: &Bench) -> Result<Windows, Failure> {
     Ok(windows)
 }
 
-/// Works until an error occurs or the task is dropped.
+/// Claims and settles batches until an error occurs or the task is dropped.
 async fn work_on(worker: Worker, done: Arc<AtomicU64>) -> Failure {
     loop {
         match worker.work().await {

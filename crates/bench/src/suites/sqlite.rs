@@ -27,13 +27,13 @@ pub const SUITE: SuiteSpec = SuiteSpec {
 
 const CLIENTS: u64 = 64;
 
-/// Known reasons for a missed P11 drain.
+/// The known reasons why `P11 drain` may miss its limit, for the report.
 const KNOWN_DRAIN: &str = "\
     The single writer thread is the limit: under perf, settle takes 9 µs per delivery, claim 6 µs, commits 2 µs; the \
     bare drain takes 6 µs in total. Kept: statements looked up once per batch, borrowed parameters, one clock reading \
     per batch, no search before a claim while there is work. Tried without effect: SQLite's compile-time options, \
     DELETE … RETURNING, UPDATE … FROM";
-/// Known reasons for a missed P11 group.
+/// The known reasons why `P11 group` may miss its limit, for the report.
 const KNOWN_GROUP: &str = "\
     With 64 clients the writer thread is always busy: an enqueue takes 18 to 20 µs of it for its rows and 14 to 20 µs \
     for its share of the commit, most of that for writing pages to the log. Kept: no trigger for a new key, joining a \

@@ -21,7 +21,7 @@ pub const SUITE: SuiteSpec = SuiteSpec {
     run: |bench| Box::pin(run(bench)),
 };
 
-/// Known reasons for a missed bar.
+/// The known reasons why the drain by templates may miss its limit, for the report.
 const KNOWN: &str = "\
     An event gets a row for its target, which a direct message does not need, and its address, subject and text are \
     rendered on another thread. Kept: the row takes over the lease of the event, so that it is claimed and read once";

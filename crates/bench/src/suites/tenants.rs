@@ -25,7 +25,7 @@ pub const SUITE: SuiteSpec = SuiteSpec {
 const FEW: u64 = 50;
 const MANY: u64 = 40_000;
 const OF_ONE_TENANT: u64 = 50;
-/// Providers that are created by one statement.
+/// The number of providers that one statement creates.
 const TOGETHER: u64 = 500;
 /// How often a provider is held, as after a 429. Each hold changes a provider, which every process reads.
 const HELD_EVERY: Duration = Duration::from_millis(50);
@@ -106,7 +106,7 @@ async fn lanes(store: &Store) -> Result<Vec<i32>, Failure> {
     Ok(rows.iter().map(|row| row.get(0)).collect::<Result<_, _>>()?)
 }
 
-/// Holds the providers one after the other for a moment, until an error occurs.
+/// Holds the lanes one after the other, each for [`HELD_EVERY`], until an error occurs.
 async fn hold(store: &Store, lanes: &[i32]) -> Failure {
     for lane in lanes.iter().cycle() {
         tokio::time::sleep(HELD_EVERY).await;

@@ -22,7 +22,7 @@ pub const SUITE: SuiteSpec = SuiteSpec {
 
 const CONCURRENCY: u64 = 64;
 
-/// Known reasons for a missed P10.
+/// The known reasons why P10 (webhooks ÷ bare client) may miss its limit, for the report.
 const KNOWN: &str = "\
     On two cores shared with the database and the receiver, these two alone use up what the bar allows. Kept: \
     connections driven by the call that uses them, as many connections kept as are in use, a slot that takes the next \

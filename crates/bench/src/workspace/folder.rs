@@ -1,4 +1,5 @@
-//! The folder of a run, locked while the run lasts. A folder without a held lock was left by a killed run.
+//! The folder of a benchmark run. Its lock is held while the run lasts: a folder whose lock is free was left by a
+//! killed run.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -62,11 +63,11 @@ mod tests {
         let held = Folder::make_in(parent.path()).unwrap();
         let left = Folder::make_in(parent.path()).unwrap().path().to_owned();
         std::fs::create_dir(parent.path().join("postcommit-bench-of-a-user")).unwrap();
-        assert!(left.exists(), "its holder is gone without having removed it");
+        assert!(left.exists(), "a dropped folder is not removed, like that of a killed run");
         let next = Folder::make_in(parent.path()).unwrap();
         assert!(held.path().exists() && !left.exists());
         next.remove().unwrap();
         held.remove().unwrap();
-        assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 1, "what is not ours stays");
+        assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 1, "a folder of another program stays");
     }
 }

@@ -74,7 +74,7 @@ impl PostgresWorkspace {
         self.drop_and("").await
     }
 
-    /// Keeps the schema under the name `postcommit_bench_…` while another one is measured.
+    /// Renames the schema `postcommit` to `postcommit_bench_…`, to keep it while another one is measured.
     pub async fn put_aside(&self, name: &str) -> Result<(), Failure> {
         Ok(self
             .client()
@@ -83,15 +83,15 @@ impl PostgresWorkspace {
             .await?)
     }
 
-    /// Replaces the current schema by the one that was put aside. It works as before, because all of its statements
-    /// qualify their names.
+    /// Replaces the schema `postcommit` by the one that was put aside. The renamed schema works, because all statements
+    /// in it qualify their names.
     pub async fn bring_back(&self, name: &str) -> Result<(), Failure> {
         self.drop_and(&format!("ALTER SCHEMA postcommit_bench_{name} RENAME TO postcommit")).await
     }
 
     /// Drops the schema `postcommit` and runs another statement, in one transaction. A dispatcher that is stopping may
-    /// still run a duty and lock the tables in another order. PostgreSQL then aborts one of the two transactions, and
-    /// the drop is repeated if it was aborted.
+    /// still run a background duty and lock the tables in another order. PostgreSQL then aborts one of the two
+    /// transactions, and the drop is repeated if it was aborted.
     async fn drop_and(&self, then: &str) -> Result<(), Failure> {
         let client = self.client().await?;
         for _ in 0..DROPS {
@@ -103,7 +103,8 @@ impl PostgresWorkspace {
         Err(Failure::new(Exit::Failed, "the schema postcommit could not be dropped: its tables stay in use"))
     }
 
-    /// Vacuums and analyzes every table, then runs a checkpoint, so that both sides write as many full-page images.
+    /// Vacuums and analyzes every table, then runs a checkpoint, so that both sides of a comparison write the same
+    /// number of full-page images.
     pub async fn quiesce(&self) -> Result<(), Failure> {
         let client = self.client().await?;
         let tables = "SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
@@ -154,7 +155,7 @@ impl PostgresWorkspace {
     }
 }
 
-/// Drops the databases that killed runs left: databases with our prefix and without connections.
+/// Drops the databases that killed runs left: databases with the prefix of the benchmark and without connections.
 async fn drop_leftovers(client: &Client) -> Result<(), Failure> {
     let sql = "\
         SELECT datname::text, oid
@@ -162,7 +163,7 @@ async fn drop_leftovers(client: &Client) -> Result<(), Failure> {
         WHERE datname ~ $1 AND pg_get_userbyid(datdba) = current_user
           AND NOT EXISTS (SELECT 1 FROM pg_stat_activity a WHERE a.datid = d.oid AND a.backend_type = 'client backend')";
     for row in client.query(sql, &[&format!("^{PREFIX}[0-9a-f]{{16}}$")]).await? {
-        // Another session has just connected, or the privilege was revoked: the next run tries again.
+        // The drop fails if another session has just connected or the privilege was revoked. The next run tries again.
         if client.batch_execute(&format!("DROP DATABASE IF EXISTS {}", row.get::<_, String>(0))).await.is_ok() {
             let _ =
                 client.batch_execute(&format!("DROP ROLE IF EXISTS postcommit_tenant_{}", row.get::<_, u32>(1))).await;
@@ -225,7 +226,7 @@ async fn connect(db: &Postgres) -> Result<Client, Failure> {
     Ok(client)
 }
 
-/// The URL with another database.
+/// Returns the URL of another database on the same server.
 fn with_database(url: &str, database: &str) -> String {
     let (rest, parameters) = url.split_at(url.find('?').unwrap_or(url.len()));
     let start = rest.find("://").map_or(0, |at| at + 3);

@@ -1,4 +1,4 @@
-//! A SQLite file in the workspace's folder; a new one for every measurement.
+//! The SQLite file of the benchmark. Every measurement gets a new file in the workspace's folder.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use postcommit_server::output::Exit;
 
 use crate::failure::Failure;
 
-/// The current file.
+/// The current SQLite file, numbered within its folder.
 pub struct SqliteFile {
     folder: PathBuf,
     number: AtomicU64,
@@ -26,7 +26,7 @@ impl SqliteFile {
         self.folder.join(format!("bench-{number}.db"))
     }
 
-    /// Deletes the current file and goes on to a new one.
+    /// Deletes the current file and switches to a new one.
     pub fn next(&self) -> Result<(), Failure> {
         let last = self.path();
         self.number.fetch_add(1, Ordering::Relaxed);

@@ -19,7 +19,7 @@ use crate::door::{Client, RequestId};
 use crate::problem::{Problem, ProblemKind};
 use crate::read::{Body, Id};
 
-/// The most bytes of a callback's body.
+/// The maximum size of a callback's body, in bytes.
 const BODY_BYTES: usize = 256 * 1024;
 
 /// The answer to a callback.
@@ -29,9 +29,9 @@ pub struct CallbackTaken {
     receipts: usize,
 }
 
-/// Takes a callback of a provider. The token in the path says which provider of which tenant it is, and the driver
-/// verifies the bytes as its service signs them. A repetition changes nothing. The answer comes after the receipts are
-/// stored.
+/// Takes a callback of a provider. The token in the path identifies the provider and its tenant, and the driver
+/// verifies the signature or credential that its service sends, if any. A repeated callback changes nothing. The answer
+/// is sent after the receipts are stored.
 #[utoipa::path(post, path = "/v1/callbacks/{token}", tag = "callbacks", security(()), params(("token" = String, Path, description = "The token of the provider's callback URL")),
     request_body(content = String, content_type = "application/octet-stream", description = "The bytes that the service sends, in its own format: at most 256 KB"),
     responses((status = 200, description = "The receipts are stored", body = CallbackTaken), ProblemResponses))]
@@ -42,7 +42,7 @@ pub async fn take_callback(
     RawQuery(query): RawQuery,
     mut request: Request,
 ) -> Result<Json<CallbackTaken>, Problem> {
-    // Whoever does not know a token does not get a body read.
+    // The token is checked before the body is read, so that a request without a known token costs little.
     let provider = provider(&app, client, &token).await?;
     let headers = request.headers().clone();
     DefaultBodyLimit::max(BODY_BYTES).apply(&mut request);
@@ -53,8 +53,8 @@ pub async fn take_callback(
     }
 }
 
-/// Answers the question of a service whether callbacks are expected here, and takes callbacks of services that send
-/// them by GET.
+/// Answers the challenge by which a service checks a callback URL, and takes callbacks of services that send them by
+/// GET.
 #[utoipa::path(get, path = "/v1/callbacks/{token}", tag = "callbacks", security(()), params(("token" = String, Path, description = "The token of the provider's callback URL")),
     responses((status = 200, description = "The challenge of the service, or `ok`", body = String, content_type = "text/plain"), ProblemResponses))]
 pub async fn answer_callback(
@@ -69,19 +69,19 @@ pub async fn answer_callback(
         Taken::Challenge(challenge) => challenge,
         Taken::Receipts(_) => "ok".to_owned(),
     };
-    // A browser must not take the challenge for a page.
+    // A browser must not show the answer as HTML, because the text of the challenge comes from the request.
     let headers = [(header::CONTENT_TYPE, "text/plain; charset=utf-8"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
     Ok((headers, text).into_response())
 }
 
-/// The provider of a callback URL. Guesses of the token slow their sender down.
+/// The provider of a callback URL. An unknown token is counted, so that a client that guesses tokens is slowed down.
 async fn provider(app: &App, client: Option<Extension<Client>>, token: &str) -> Result<Provider, Problem> {
     let provider = app.store.provider_of_callback(token).await?;
     provider
         .ok_or_else(|| app.auth.callback_failed(client.map(|client| client.address), Problem::not_found("callback")))
 }
 
-/// Takes a callback. Without a body it came by GET.
+/// Takes a callback. `body` is `None` for a callback by GET.
 async fn take(
     app: &App,
     provider: &Provider,
@@ -119,18 +119,18 @@ impl From<NotTaken> for Problem {
                 Self::new(ProblemKind::Unavailable, "the callback cannot be verified now; repeat it later")
                     .retry_after(60)
             }
-            // Whatever the reason, the service keeps the callback and repeats it after this answer.
+            // The answer is 503 for every database error, so that the service keeps the callback and repeats it.
             NotTaken::Database(problem) => {
                 tracing::error!(%problem, "the receipts of a callback could not be stored; the provider is asked to \
                     repeat it");
-                Self::new(ProblemKind::Unavailable, "the database does not take the receipts; nothing was done")
+                Self::new(ProblemKind::Unavailable, "the receipts cannot be stored now; repeat the callback later")
                     .retry_after(1)
             }
         }
     }
 }
 
-/// Whether the provider gets a new URL.
+/// Whether the provider gets a new callback URL.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CallbackRequested {
@@ -142,8 +142,8 @@ pub struct CallbackRequested {
     now: bool,
 }
 
-/// Returns the URL to which the provider sends its callbacks. The first request creates it, and later requests return
-/// the same, unless they ask for another one.
+/// Returns the URL to which the provider sends its callbacks. The first request creates the URL. Later requests return
+/// the same URL, unless they set `rotate`.
 #[utoipa::path(post, path = "/v1/providers/{name}/callback", tag = "providers", security(("key" = ["edit"])), params(("name" = String, Path), TenantQuery), request_body = CallbackRequested,
     responses((status = 200, description = "The URL", body = CallbackUrl), ProblemResponses))]
 pub async fn get_callback_url(

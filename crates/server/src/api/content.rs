@@ -89,7 +89,8 @@ pub struct SavedContent {
     changed: bool,
     /// The templates that get a new version.
     templates: Vec<String>,
-    /// The number of notifications of their event types that are not expanded yet. They will use the new versions.
+    /// The number of notifications of the templates' event types that are not expanded yet. They will use the new
+    /// versions.
     waiting: i64,
     /// Whether `waiting` is exact. If not, there may be more.
     waiting_is_exact: bool,

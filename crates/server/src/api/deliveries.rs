@@ -43,7 +43,7 @@ pub struct DeliveryStory {
     delivery: DeliveryRow,
     /// All attempts in order, including the attempts before a retry by an operator.
     attempt_log: Vec<AttemptRow>,
-    /// What the provider reported after the send, in the order in which it came.
+    /// The receipts: reports of the provider after the send, in the order in which they came.
     receipts: Vec<ReceiptRow>,
 }
 
@@ -76,7 +76,7 @@ async fn find(store: &Store, caller: &Caller, id: DeliveryId) -> Result<Delivery
     store.delivery_key(caller.whose(), id).await?.ok_or_else(|| Problem::not_found("delivery"))
 }
 
-/// The result for one delivery.
+/// The result of an action on one delivery.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct DeliveryDone {
     /// The id of the delivery: `{notification}.{n}`.
@@ -207,7 +207,7 @@ pub struct MatchCount {
     count: JobCount,
 }
 
-/// The answer to a request by ids, or with `dry_run`.
+/// The answer to a retry or a discard by ids, or with `dry_run`.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum ActAnswer {

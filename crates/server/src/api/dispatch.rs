@@ -1,4 +1,4 @@
-//! Sends due deliveries in one pass of limited duration, for cron and `pg_cron` (B9).
+//! Sends due deliveries in one pass of limited duration, for cron and `pg_cron`.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -25,7 +25,7 @@ pub struct KpiQuery {
     /// name of its tenant.
     #[param(inline)]
     by: Option<KpiGrouping>,
-    /// The interval of the delivered, captured and failed deliveries: this many seconds before now. Default: the
+    /// Count the deliveries that were delivered, captured or failed within this many seconds before now. Default: the
     /// setting `kpi.interval_s`.
     #[param(minimum = 60, maximum = 172_800)]
     interval_s: Option<u64>,
@@ -88,7 +88,7 @@ pub async fn get_kpi_series(
     let per = wanted.per.unwrap_or(SlotLength::Minute);
     let until = match wanted.until {
         Some(until) => until,
-        // The current slot is included.
+        // The series ends before `until`, so one millisecond more includes a slot that begins now.
         None => app.store.now().await?.plus(Duration::from_millis(1)),
     };
     let span = match wanted.from {

@@ -141,7 +141,7 @@ impl IntoResponse for Enqueued {
     }
 }
 
-/// The header `Idempotency-Key`, which may be given once.
+/// Returns the header `Idempotency-Key`. Fails if it is given more than once.
 fn key_header(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let mut all = headers.get_all(IDEMPOTENCY_KEY).iter();
     match (all.next(), all.next()) {
@@ -179,7 +179,8 @@ pub async fn enqueue_notification(
     Ok(enqueued(&accepted)?.into_response())
 }
 
-/// The span of the enqueue if it is recorded, otherwise the caller's trace context unchanged.
+/// The span of an enqueue, if it is recorded, and the trace context of its notifications: that of the span, or else
+/// that of the caller.
 pub(super) struct Enqueueing(Option<Begun>, Option<TraceParent>);
 
 impl Enqueueing {
@@ -335,7 +336,8 @@ pub async fn enqueue_notifications(
     }))
 }
 
-/// Refuses the batch if the client has disconnected, because the client will repeat the batch, perhaps without keys.
+/// Refuses the batch if the client has disconnected: the client will repeat the batch, and without idempotency keys its
+/// notifications would be sent twice.
 fn still_waited_for(waits: &Waits) -> Result<(), Problem> {
     if waits.has_left() {
         Err(Problem::new(ProblemKind::Malformed, "the client closed the connection; nothing was enqueued"))

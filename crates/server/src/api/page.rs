@@ -67,7 +67,7 @@ impl PageQuery {
     }
 }
 
-/// A query with filters and a page.
+/// The filters of a query string, and its page.
 pub struct Paged<T>(pub T, pub PageQuery);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Paged<T> {
@@ -80,7 +80,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Paged<T> {
     }
 }
 
-/// The checked number of rows.
+/// The maximum number of rows of a page, checked to be 1 to 200.
 #[derive(Debug, Clone, Copy)]
 struct Limit(i64);
 

@@ -64,7 +64,7 @@ pub struct ShownProvider {
     /// The number of failures of the service in a row after which nothing is sent for a while. 0 means that this breaker
     /// is off.
     breaker_failures: i32,
-    /// The number of seconds for which nothing is sent when the breaker trips first.
+    /// The number of seconds for which nothing is sent when the breaker trips for the first time.
     breaker_cool_down_s: i32,
     /// The next provider, which takes over while this one cannot send. `null` if there is none.
     failover: Option<String>,
@@ -88,7 +88,7 @@ pub struct ShownProvider {
     revision: i32,
 }
 
-/// The reasons for closed lanes other than a pause or a hold of the whole lane.
+/// The paused and held hosts, and the providers whose secrets cannot be decrypted, by provider id.
 struct Closed {
     hosts: Vec<ClosedHost>,
     unopened: BTreeMap<i32, NotDecrypted>,
@@ -173,8 +173,8 @@ pub async fn list_providers(State(app): State<AppState>, Reader(caller): Reader)
     Ok(Json(Providers { items: mine.map(|provider| ShownProvider::of(provider, &tenants, now, &closed)).collect() }))
 }
 
-/// Defines a body that describes a provider: its own fields, and the fields that creation and change share. The shared
-/// fields are in a macro, because with serde's `flatten` errors would not name them.
+/// Defines a request body that describes a provider: its own fields, and the fields that creation and change share. The
+/// shared fields are in a macro, because an error of serde's `flatten` would not name the field.
 macro_rules! description {
     ($(#[$about:meta])* $body:ident { $($own:tt)* }) => {
         $(#[$about])*
@@ -325,7 +325,7 @@ pub async fn create_provider(
     let store = caller.store_of_one(&app);
     let (name, driver) = (new.name.clone(), new.driver.clone());
     let made = workshop(&app, &store, &caller).create(caller.tenant(), &name, &driver, new.into()).await?;
-    // The secret is revealed here to return it once. A public half is one of the settings.
+    // The secret is revealed here to return it once. The secret of a key pair is not returned.
     let signing_secret = made.filter(|made| made.public.is_none()).map(|made| made.secret.reveal().to_owned());
     Ok((
         StatusCode::CREATED,
@@ -435,7 +435,7 @@ pub struct Resume {
 /// Resumes a provider and all its hosts, or only one host, whether paused or held. Deliveries that waited for a host
 /// become due.
 #[utoipa::path(post, path = "/v1/providers/{name}/resume", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), TenantQuery), request_body = Option<Resume>,
-    responses((status = 200, description = "The provider. If it was open before, nothing is changed", body = ShownProvider), ProblemResponses))]
+    responses((status = 200, description = "The provider. If it was neither paused nor held, nothing is changed", body = ShownProvider), ProblemResponses))]
 pub async fn resume_provider(
     State(app): State<AppState>,
     Operator(caller): Operator,

@@ -9,9 +9,10 @@ use utoipa::{PartialSchema, ToSchema};
 pub struct To;
 
 const ABOUT: &str = concat!(
-    "A recipient: a user, a list or an address. Users and lists are looked up when the notification is sent. Users get \
-     in-app messages, and the driver `webhook` sends to webhooks. ",
-    "Every other kind is accepted and needs a provider that serves its channel, such as one of the driver `capture`",
+    "A recipient: a user, a list or an address. Users and lists are looked up when the notification is \
+     expanded. ",
+    "The provider `in_app` is created when it is first needed. Every other channel needs a provider, such as one of \
+     the driver `capture`",
 );
 
 impl ToSchema for To {

@@ -136,14 +136,15 @@ pub struct SavedTemplate {
     changed: bool,
     /// Warnings, e.g. about placeholders that no event of this type has.
     warnings: Vec<Warning>,
-    /// The number of notifications of its event type that are not expanded yet. They will use the changed template.
+    /// The number of notifications of the template's event type that are not expanded yet. They will use the changed
+    /// template.
     waiting: i64,
     /// Whether `waiting` is exact. If not, there may be more.
     waiting_is_exact: bool,
 }
 
-/// Defines a body that describes a template: its own fields, and the fields that creation and change share. The shared
-/// fields are in a macro, because with serde's `flatten` errors would not name them.
+/// Defines a request body that describes a template: its own fields, and the fields that creation and change share. The
+/// shared fields are in a macro, because an error of serde's `flatten` would not name the field.
 macro_rules! description {
     ($(#[$about:meta])* $body:ident { $($own:tt)* }) => {
         $(#[$about])*

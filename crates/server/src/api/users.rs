@@ -197,8 +197,8 @@ pub async fn delete_user(
 /// All preferences of a user.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ShownPreferences {
-    /// The preferences by event type and channel. The most specific preference decides: event type and channel, event
-    /// type, channel, all.
+    /// The preferences by event type and channel. The most specific preference decides, in this order: for an event
+    /// type on a channel, for an event type, for a channel, for all.
     items: Vec<PreferenceRow>,
 }
 

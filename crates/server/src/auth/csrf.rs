@@ -1,5 +1,5 @@
-//! The protection against cross-site request forgery. Another site can make a browser send our cookie. It can neither
-//! read the session's CSRF token nor fake our origin.
+//! The protection against cross-site request forgery. Another site can make a browser send the session cookie. It can
+//! neither read the session's CSRF token nor fake this server's origin.
 
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Request};

@@ -93,8 +93,8 @@ impl Apply {
     }
 }
 
-/// Makes the changes of one kind after another. A failed change is tried again as long as another change of the same
-/// kind succeeds, because it may depend on that change: a layout needs its partials.
+/// Makes the changes, one kind of objects after the other. A failed change is tried again as long as another change of
+/// the same kind succeeds, because it may depend on that change: a layout needs its partials.
 async fn make<'a>(
     differences: &'a [Difference],
     made: &mut Vec<&'a Difference>,
@@ -151,7 +151,7 @@ async fn rehearse_one(rehearsal: &mut Rehearsal<'_>, wanted: &State, difference:
     Ok(true)
 }
 
-/// A failure with the object that it is about, and its file.
+/// Adds the file, the kind and the name of the object to an error.
 fn placed(wanted: &State, difference: &Difference, failure: &Failure) -> Failure {
     let Difference { kind, name, action, .. } = difference;
     let problem = failure.to_string();
@@ -171,7 +171,7 @@ fn removal(difference: &Difference) -> String {
         }
         Kind::Template => "not active: it is hidden, its versions stay".to_owned(),
         Kind::List => "with its members".to_owned(),
-        Kind::EventType => "the declaration alone".to_owned(),
+        Kind::EventType => "only its declaration".to_owned(),
         Kind::Layout | Kind::Provider | Kind::Content => String::new(),
     };
     format!("{} {name}{}{what}", kind.name(), if what.is_empty() { "" } else { ", " })
@@ -185,7 +185,7 @@ fn print<T: Borrow<Difference> + Serialize>(format: Format, differences: &[T]) {
     }
 }
 
-/// The differences for people.
+/// Formats the differences as text.
 fn text<T: Borrow<Difference>>(differences: &[T]) -> String {
     let mut lines = Vec::new();
     for one in differences.iter().map(Borrow::borrow) {

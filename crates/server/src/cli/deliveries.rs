@@ -158,7 +158,7 @@ pub(super) async fn show(format: Format, store: &Store, id: DeliveryId, full: bo
     Ok(Exit::Ok)
 }
 
-/// What the provider reported after the send, and what became of it.
+/// Formats a receipt: what the provider reported after the send, and whether the report was applied.
 fn receipt_line(receipt: &ReceiptRow) -> String {
     let said: Vec<&str> = receipt.code.as_deref().into_iter().chain(receipt.detail.as_deref()).collect();
     let said = if said.is_empty() { String::new() } else { format!("  {}", said.join(": ")) };

@@ -6,16 +6,16 @@ use crate::demo::{self, DemoOptions};
 use crate::output::{CommandResult, Exit, Failure};
 use crate::signals::Signals;
 
-/// Show Postcommit with sample data, on a temporary database, sending only to fakes in this process
+/// Show Postcommit with sample data, on a temporary database, sending only to simulated services in this process
 ///
-/// Everything is removed when the demo ends. It reads no settings file and no environment variables. With
-/// `--database-url postgres://…` it makes a database of its own on that server, and drops it at the end.
+/// Everything is removed when the demo ends. The demo reads no settings file and no environment variables. With
+/// `--database-url postgres://…` it creates a new database on that server, and drops the database at the end.
 #[derive(Debug, Args)]
 pub struct Demo {
     /// Address and port to listen on [default: 127.0.0.1:7410, or a free port if that one is taken]
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<String>,
-    /// Make up this many deliveries of history first, over the last 28 days
+    /// First create this many finished deliveries with invented data, spread over the last 28 days
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
     seed: u64,
 }

@@ -25,7 +25,7 @@ pub async fn run(format: Format, settings: &Settings) -> CommandResult {
     Ok(if findings.iter().any(|f| f.result == "problem") { Exit::Failed } else { Exit::Ok })
 }
 
-/// Opens the store. If the schema of this version does not exist, adds a problem and returns `None`.
+/// Opens the store. If it cannot be opened or lacks the schema of this version, adds a problem and returns `None`.
 async fn open(settings: &Settings, findings: &mut Vec<Finding>) -> Result<Option<Store>, Failure> {
     let told = |problem: String| finding("database", "problem", format!("{}: {problem}", settings.database.told()));
     if let Some(path) = app::missing_file(settings) {
@@ -41,7 +41,7 @@ async fn open(settings: &Settings, findings: &mut Vec<Finding>) -> Result<Option
     };
     if let Err(problem) = store.db().check_schema().await {
         findings.push(told(problem.to_string()));
-        // Report it before the first `migrate`, because an administrator may have to grant the roles.
+        // Missing roles are reported before the first `migrate`, because an administrator may have to create them.
         findings.extend(store.db().check_roles().await.err().map(|problem| refused_start(&problem.to_string())));
         return Ok(None);
     }

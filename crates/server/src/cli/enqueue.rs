@@ -26,7 +26,7 @@ pub struct Enqueue {
     #[arg(required_unless_present = "json")]
     event_type: Option<String>,
     /// Recipient: email:a@b.c, phone:+49…, webhook:https://…, slack:…, teams:…, push:…, web_push:…, user:ID,
-    /// list:NAME or provider:NAME:ADDRESS; repeatable. All but user need a provider that serves the channel
+    /// list:NAME or provider:NAME:ADDRESS; repeatable. Every channel except in_app needs a provider
     #[arg(long = "to", value_name = "RECIPIENT")]
     to: Vec<String>,
     /// The event's data as JSON; @FILE reads a file, - reads stdin, here and for --data, --source and --json
@@ -119,7 +119,7 @@ impl Enqueue {
             return Err(Failure::new(Exit::Refused, Error::Conflict { key, first: id, aborted: false }.to_string()));
         }
         if owner.id.is_none() {
-            // A misspelt name also creates a tenant, so tell the operator.
+            // A misspelt tenant name also creates a tenant, so the operator is told.
             say!("postcommit: tenant {tenant:?} did not exist and was created; it has no providers yet");
         }
         say_seen(accepted, &key);

@@ -135,7 +135,7 @@ pub async fn follow(store: &Store, job: Job) -> Result<Job, Failure> {
         match run_job_once(store).await {
             Ok(SliceOutcome::Moved { .. } | SliceOutcome::Lost) => {}
             Err(problem @ DbError::Unreachable(_)) => return Err(problem.into()),
-            // The error is stored with its job, which may be another job than this one.
+            // The error is stored with the job that failed, which may be another job than this one.
             Ok(SliceOutcome::Nothing) | Err(_) => {
                 let due = store.next_slice_in().await?.unwrap_or(LOOK);
                 tokio::time::sleep(due.clamp(Duration::from_millis(5), LOOK)).await;

@@ -103,7 +103,7 @@ fn codes(one: &KpiGroup) -> String {
     told.join(", ")
 }
 
-/// The number of lanes and hosts that are paused or held, as text.
+/// The number of closed lanes and hosts by cause, as text. `None` if all are open.
 fn shut(shut: &ClosedCount) -> Option<String> {
     let counts = [
         ("lanes paused", shut.lanes_paused),

@@ -15,7 +15,7 @@ use crate::templates::layouts::Effect;
 
 #[derive(Debug, Subcommand)]
 pub enum Layouts {
-    /// List layouts and partials, ordered by name; the built-in layout mail is not listed
+    /// List layouts and partials, ordered by name; the built-in layout mail is listed only if it was replaced
     List {
         /// Tenant of the layouts
         #[arg(long, default_value = "default")]

@@ -25,7 +25,7 @@ impl Migrate {
         if self.dry_run && app::missing_file(settings).is_some() {
             return Ok(show(&MigrationPlan::fresh(), "sqlite"));
         }
-        // Check this before the database is opened, because opening would create the file.
+        // `--roles` is checked before the database is opened, because opening would create the SQLite file.
         if self.roles && !settings.database.url.starts_with("postgres") {
             return Err(Failure::new(
                 Exit::Refused,

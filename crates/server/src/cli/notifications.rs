@@ -111,18 +111,18 @@ fn missing(id: Uuid) -> Failure {
     Failure::new(Exit::NotFound, format!("there is no notification {id}"))
 }
 
-/// The text for a message that a driver for development recorded.
+/// The note on a message that a driver for development recorded instead of sending it.
 pub(super) const CAPTURED: &str = "captured, not sent";
 
 /// The reason why nothing was cancelled.
 pub(super) const ONLY_UNSENT: &str = "only deliveries that are not sent yet can be cancelled";
 
 fn discard_hint(state: &str, id: Uuid) -> String {
-    let discard = format!("; `postcommit deliveries discard --notification-id {id}` discards parked ones");
+    let discard = format!("; `postcommit deliveries discard --notification-id {id}` discards parked deliveries");
     if state == "parked" { discard } else { String::new() }
 }
 
-/// Prints the result of a cancellation. If there was nothing to cancel, it is not a failure.
+/// Prints the result of a cancellation. It is no failure if there was nothing to cancel.
 pub(super) fn taken_back(format: Format, (cancelled, under_way): (i64, i64)) -> CommandResult {
     output::one(format, &json!({"cancelled": cancelled, "under_way": under_way}), |_| {
         let late = if under_way > 0 {
@@ -155,7 +155,7 @@ fn text(story: &NotificationDetails) -> String {
         lines.push(line(delivery));
         lines.extend(history(story, &delivery.id));
     }
-    // Actions from before the notification had deliveries, or on deliveries that no longer exist.
+    // Also show the actions from before the notification had deliveries, and on deliveries that no longer exist.
     let told = |subject: &str| story.deliveries.iter().any(|delivery| delivery.id == subject);
     lines.extend(story.acts.iter().filter(|act| !told(&act.subject)).map(act_line));
     if !story.conflicts.is_empty() {
@@ -208,7 +208,7 @@ fn line(d: &DeliveryRow) -> String {
     format!("  .{} {}  {channel} to {} by {provider}{waits}{error}", d.n, standing(d), receiver(d))
 }
 
-/// The address of a delivery and its user. The address of an inbox is the user's id, which says nothing when masked.
+/// The address and the user of a delivery. The address of an inbox is the user's id, so the masked address is left out.
 fn receiver(d: &DeliveryRow) -> String {
     match &d.user_id {
         None => or_dash(&d.target),
@@ -218,7 +218,7 @@ fn receiver(d: &DeliveryRow) -> String {
 }
 
 fn attempt_line(a: &AttemptRow) -> String {
-    // Without a code the detail is a warning.
+    // The detail of an attempt without an error code is a warning.
     let told: Vec<&str> = a.code.as_deref().into_iter().chain(a.detail.as_deref()).collect();
     let error = if told.is_empty() { String::new() } else { format!("  {}", told.join(": ")) };
     let class = a.error_class.as_ref().map(|class| format!(" [{class}]")).unwrap_or_default();

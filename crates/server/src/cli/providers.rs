@@ -164,8 +164,8 @@ pub struct Description {
     #[arg(long, value_name = "BOOL")]
     is_default: Option<bool>,
     /// Use the key of this host (secrets.key or secrets.key_file) from now on, and create the key file if it is
-    /// missing. Only if the key that encrypted the installation's secrets is lost. Then set the secrets of every other
-    /// provider again
+    /// missing. Use this only if the key that encrypted the installation's secrets is lost. Then set the secrets of
+    /// every other provider again
     #[arg(long)]
     new_secrets_key: bool,
 }
@@ -177,7 +177,7 @@ impl Providers {
         }
         let store = super::acting(settings).await?;
         match self {
-            // Neither needs the database.
+            // `drivers` and `check` have already run, because they need no database.
             Self::Drivers { .. } | Self::Check { .. } => Ok(Exit::Ok),
             Self::Create(description) => description.create(format, settings, &store).await,
             Self::Update(description) => description.update(format, settings, &store).await,
@@ -238,7 +238,7 @@ impl Description {
         let made = workshop.create(tenant, &self.name, driver, self.change()?).await?;
         let mut result = json!({"provider": self.name, "result": "created"});
         if let (Some(made), Some(new)) = (made, &kind.new_secret) {
-            // The secret is revealed here to print it once, if it has no public half.
+            // The secret is revealed here to print it once. Of a key pair, only the public key is printed.
             let shown = made.public.clone().unwrap_or_else(|| made.secret.reveal().to_owned());
             if format == Format::Text {
                 say!("{}:\n  {shown}", new.about);
@@ -289,7 +289,7 @@ impl Description {
     fn given_settings(&self) -> Result<Map<String, Value>, Failure> {
         let pair = |text: &String| {
             let (name, value) = text.split_once('=').ok_or_else(|| usage(format!("--set {text}: write NAME=VALUE")))?;
-            // A text that begins as an object or a list is meant to be one.
+            // A value that begins like a JSON object or list must be valid JSON. Any other value may be plain text.
             let setting = match value.starts_with(['{', '[']) {
                 true => value::json(&format!("--set {name}"), r#"["a", "b"]"#, value)?,
                 false => serde_json::from_str(value).unwrap_or_else(|_| Value::from(value)),
@@ -358,7 +358,7 @@ fn say(format: Format, name: &str, result: &str) -> CommandResult {
     Ok(Exit::Ok)
 }
 
-/// The reasons for closed lanes other than a pause or a hold of the whole lane.
+/// The paused and held hosts, and the providers whose secrets cannot be decrypted, by provider id.
 struct Closed {
     hosts: Vec<ClosedHost>,
     unopened: BTreeMap<i32, NotDecrypted>,
@@ -379,7 +379,7 @@ fn shown(provider: &Provider, tenants: &BTreeMap<i32, String>, closed: &Closed) 
 fn after(gone: &Provider, all: &[Provider]) -> String {
     if !(gone.is_default && gone.enabled) {
         return format!(
-            "notifications that name it are then parked; the channel {} does not depend on it",
+            "notifications that name the provider are then parked; the channel {} does not depend on the provider",
             gone.channel
         );
     }

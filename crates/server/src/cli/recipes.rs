@@ -16,7 +16,7 @@ const FILE_BYTES: u64 = 1024 * 1024;
 /// Adds the recipes of the folder to the drivers.
 ///
 /// # Errors
-/// The first file that cannot be used. All others are added.
+/// The error of the first file that cannot be used. The recipes of all other files are added.
 pub(super) fn load(settings: &RecipesSettings) -> Result<(), Failure> {
     if settings.folder.is_empty() {
         return Ok(());
@@ -64,7 +64,7 @@ pub(super) fn check(format: Format, files: &[PathBuf]) -> CommandResult {
 fn read(path: &Path) -> Result<Recipe, String> {
     let about = std::fs::metadata(path).map_err(|e| e.to_string())?;
     if !about.is_file() || about.len() > FILE_BYTES {
-        return Err(format!("is not a file of at most {FILE_BYTES} bytes"));
+        return Err(format!("is not a regular file of at most {FILE_BYTES} bytes; give the TOML file of a recipe"));
     }
     Recipe::read(&std::fs::read_to_string(path).map_err(|e| e.to_string())?)
 }
@@ -109,7 +109,7 @@ pub(super) fn drivers(format: Format, name: Option<&str>) -> CommandResult {
     Ok(Exit::Ok)
 }
 
-/// A driver as JSON, with what its recipe needs.
+/// A driver as JSON, with the settings, secrets and data of its recipe.
 fn described(kind: &Kind) -> serde_json::Value {
     let Some(recipe) = &kind.recipe else {
         return json!({"driver": kind.name, "channel": kind.channel, "guarantee": kind.guarantee.name(), "secrets": kind.secrets});
@@ -122,7 +122,7 @@ fn described(kind: &Kind) -> serde_json::Value {
     })
 }
 
-/// A driver for people.
+/// A driver as text.
 fn text(kind: &Kind) -> String {
     let mut lines = vec![format!("{}: channel {}, {}", kind.name, kind.channel, kind.guarantee.name())];
     let Some(recipe) = &kind.recipe else {

@@ -17,10 +17,10 @@ pub enum Secrets {
     /// Encrypt all providers' secrets with a new key
     ///
     /// Adds a new key to the key file, encrypts all secrets with it, and removes the old key from the file. Servers that
-    /// read the same file go on without a restart. If it is interrupted, run it again.
+    /// read the same file continue without a restart. If the command is interrupted, run it again.
     ///
-    /// If servers on other machines have copies of the file: run it with --prepare, copy the file to them, and run it
-    /// without --prepare. Afterwards copy the file again.
+    /// If servers on other machines have copies of the file: run the command with --prepare, copy the file to them, and
+    /// run the command without --prepare. Afterwards copy the file again.
     ///
     /// If the key is given by secrets.key: set it to the old key, a blank and the new key in every process, restart them,
     /// and run this command with the same setting. Afterwards set it to the new key alone.
@@ -72,7 +72,7 @@ async fn status(format: Format, rotation: &Rotation<'_>) -> CommandResult {
         if status.is_rotating {
             let left = status.providers.by_old_key;
             lines.push(format!(
-                "a rotation has begun; {left} providers still have the old key; `postcommit secrets rotate` goes on"
+                "a rotation has begun; {left} providers still have the old key; `postcommit secrets rotate` finishes it"
             ));
         }
         lines.extend(lost(&status.providers));

@@ -1,16 +1,17 @@
-//! How the fakes misbehave: how often they fail or limit, and how slow they are.
+//! How the fake services of the demo misbehave: how often they fail or refuse by a rate limit, and how slow they are.
 
 use std::time::{Duration, Instant};
 
 use postcommit_channel::clock;
 use serde::Serialize;
 
-/// The longest answer time that can be chosen, in milliseconds. The providers of the demo wait for 5 seconds.
+/// The longest answer time that can be chosen, in milliseconds. It is below 5 seconds, the timeout of the demo's
+/// providers.
 pub const LATENCY_MS: u32 = 3000;
-/// How long "break it" lasts.
+/// How long the outage lasts that the button "Break it" of the demo's page begins.
 pub const BROKEN_FOR: Duration = Duration::from_secs(30);
 
-/// How one fake misbehaves.
+/// How one fake service misbehaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Chaos {
     /// The share of requests that fail, in percent.
@@ -21,7 +22,7 @@ pub struct Chaos {
     pub latency_ms: u32,
 }
 
-/// What a fake does with a request.
+/// What a fake service does with a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     Taken,
@@ -60,7 +61,7 @@ impl Dice {
     }
 }
 
-/// The time until which every fake fails.
+/// An outage of all fake services: the time at which it ends.
 #[derive(Debug, Default)]
 pub struct Outage(Option<Instant>);
 

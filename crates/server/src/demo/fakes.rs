@@ -1,5 +1,5 @@
-//! The services that the demo sends to: small servers on loopback in this process. They take messages as the real ones
-//! do, keep the newest for people to look at, and misbehave as the page says.
+//! The services that the demo sends to: small servers on loopback in this process. They accept messages as the real
+//! services do, keep the newest ones for the page of the demo, and misbehave as set on that page.
 
 mod http;
 mod mail;
@@ -20,17 +20,19 @@ use url::Url;
 
 use super::chaos::{Chaos, Dice, Fate, Outage};
 
-/// How many messages each fake keeps.
+/// How many messages each fake service keeps.
 const KEPT: usize = 50;
 /// The longest text of a kept message, in characters.
 const TEXT_CHARS: usize = 2000;
-/// A mail to an address that begins with this is refused for good, and a text message to a number with this end.
+/// Mails to addresses that begin with `NO_MAILBOX` and text messages to numbers that end with `LANDLINE` are refused
+/// permanently.
 pub const NO_MAILBOX: &str = "former";
 pub const LANDLINE: &str = "0000";
-/// A mail to an address that begins with this is put off once, as servers do that distrust a new sender.
+/// A mail to an address that begins with this is deferred once. Real mail servers do so with unknown senders
+/// (greylisting).
 pub const PUTS_OFF: &str = "slow";
 
-/// A service that is faked.
+/// The services that have a fake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -44,7 +46,7 @@ pub enum Kind {
 impl Kind {
     pub const ALL: [Self; 5] = [Self::Mail, Self::Slack, Self::Sms, Self::Whatsapp, Self::Webhook];
 
-    /// The name in forms and addresses.
+    /// The name in forms and URLs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Mail => "mail",
@@ -65,7 +67,7 @@ impl Kind {
         }
     }
 
-    /// How the fake behaves at first: mostly well, with a few failures to look at.
+    /// Returns the misbehaviour at the start: a few failures, so that the pages have some to show.
     fn usual(self) -> Chaos {
         let (errors, limited, latency_ms) = match self {
             Self::Mail => (5, 0, 120),
@@ -78,7 +80,7 @@ impl Kind {
     }
 }
 
-/// A message that a fake took.
+/// A message that a fake service accepted.
 #[derive(Debug, Clone, Serialize)]
 pub struct Received {
     pub at: Timestamp,
@@ -88,14 +90,14 @@ pub struct Received {
     pub text: String,
 }
 
-/// How many requests a fake answered, by what it did with them.
+/// The number of requests that a fake service answered, by result.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Counts {
     pub taken: u64,
-    /// Failed by chance or by an outage.
+    /// Failed by chance or by an outage, or deferred once.
     pub failed: u64,
     pub limited: u64,
-    /// Refused because of their address.
+    /// Refused because of the recipient's address.
     pub refused: u64,
 }
 
@@ -104,11 +106,11 @@ struct State {
     counts: Counts,
     newest: VecDeque<Received>,
     dice: Dice,
-    /// The mails and events that were put off, by their ids. They are taken when they come again.
+    /// The ids of the mails that were deferred. The second attempt of such a mail is accepted.
     put_off: VecDeque<String>,
 }
 
-/// One faked service.
+/// One fake service.
 pub struct Fake {
     pub kind: Kind,
     pub address: SocketAddr,
@@ -116,22 +118,22 @@ pub struct Fake {
     outage: Arc<Mutex<Outage>>,
 }
 
-/// What a page shows of a fake.
+/// A fake service as the page of the demo shows it.
 #[derive(Serialize)]
 pub struct FakeView {
     pub kind: Kind,
     pub title: &'static str,
     pub chaos: Chaos,
     pub counts: Counts,
-    /// The newest first.
+    /// The kept messages, the newest first.
     pub newest: Vec<Received>,
 }
 
-/// All faked services.
+/// All fake services.
 pub struct Fakes {
     each: Vec<Arc<Fake>>,
     outage: Arc<Mutex<Outage>>,
-    /// Where the fake of WhatsApp reports that messages arrived.
+    /// The callback URL to which the fake WhatsApp reports delivered messages.
     reports_to: Arc<Mutex<Option<Url>>>,
 }
 
@@ -163,7 +165,7 @@ impl Fakes {
     }
 
     pub fn get(&self, kind: Kind) -> &Fake {
-        // Every kind was started.
+        // `start` has started a service of every kind, so the fallback is never used.
         self.each.iter().find(|fake| fake.kind == kind).unwrap_or(&self.each[0])
     }
 
@@ -179,7 +181,7 @@ impl Fakes {
         locked(&self.outage).begin();
     }
 
-    /// Ends the outage. The chosen rates stay.
+    /// Ends the outage. The failure rates that were set on the page stay.
     pub fn mend(&self) {
         locked(&self.outage).end();
     }
@@ -188,7 +190,7 @@ impl Fakes {
         locked(&self.outage).left()
     }
 
-    /// From now on the fake of WhatsApp reports to this URL what arrived.
+    /// Sets the callback URL to which the fake WhatsApp reports delivered messages.
     pub fn report_to(&self, url: Option<Url>) {
         *locked(&self.reports_to) = url;
     }
@@ -214,7 +216,7 @@ impl Fake {
         }
     }
 
-    /// Takes as long as a real service, then decides about a request.
+    /// Waits for the latency that is set on the page, then decides about a request.
     async fn meet(&self) -> Fate {
         let latency = locked(&self.state).chaos.latency_ms;
         tokio::time::sleep(Duration::from_millis(latency.into())).await;
@@ -234,7 +236,7 @@ impl Fake {
         locked(&self.state).counts.refused += 1;
     }
 
-    /// Whether something is to be put off now. The next time it is not.
+    /// Returns whether the mail with this id is deferred now. Its second attempt is not.
     fn puts_off(&self, id: &str) -> bool {
         let mut state = locked(&self.state);
         if let Some(place) = state.put_off.iter().position(|known| known == id) {
@@ -261,7 +263,7 @@ impl Fake {
 async fn accept(listener: TcpListener, fake: Arc<Fake>, reports: http::Reports) {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
-            // For example too many open files.
+            // A likely cause is that the process has too many open files. Wait until some are closed.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
@@ -271,7 +273,7 @@ async fn accept(listener: TcpListener, fake: Arc<Fake>, reports: http::Reports) 
 
 async fn talk(stream: TcpStream, fake: Arc<Fake>, reports: http::Reports) {
     match fake.kind {
-        // A client that hangs up in the middle is no problem of a fake.
+        // The error is ignored: it only says that the client disconnected.
         Kind::Mail => drop(smtp::serve(stream, &fake).await),
         _ => http::serve(stream, fake, reports).await,
     }

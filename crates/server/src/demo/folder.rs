@@ -1,5 +1,5 @@
-//! The temporary folder of a demo. It is removed when the demo ends. The folder of a demo that was killed is removed by
-//! the next one, which knows by a lock that nobody uses it.
+//! The temporary folder of a demo. It is removed when the demo ends. The folder of a killed demo is removed by the next
+//! demo, which sees by its free lock that it is not in use.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -16,18 +16,18 @@ const REMOVALS: usize = 5;
 
 pub struct Folder {
     path: PathBuf,
-    /// Open as long as the folder is in use.
+    /// The lock file. Its lock is held as long as the folder is in use.
     _lock: File,
 }
 
 impl Folder {
-    /// Makes a folder that only this user can read, and removes those that killed demos left.
+    /// Creates a folder that only this user can read, and removes the folders that killed demos left.
     pub fn make() -> io::Result<Self> {
         let place = std::env::temp_dir();
         remove_leftovers(&place);
         let path = place.join(format!("{PREFIX}{:016x}", u64::from_be_bytes(random::<8>())));
         DirBuilder::new().mode(0o700).create(&path)?;
-        // The lock gets its name when it is held, so that another demo never sees it free.
+        // The lock file gets its final name after it is locked, so that another demo never sees its lock free.
         let unnamed = path.join("lock.new");
         let lock = File::create_new(&unnamed)?;
         lock.lock()?;
@@ -53,13 +53,13 @@ impl Drop for Folder {
     }
 }
 
-/// Removes the folders of killed demos. What cannot be removed stays: it may be another user's.
+/// Removes the folders of killed demos. A folder that cannot be removed stays.
 fn remove_leftovers(place: &Path) {
     let Ok(entries) = fs::read_dir(place) else { return };
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
         let is_ours = path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(PREFIX))
             && fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir() && found.uid() == getuid().as_raw());
-        // The lock is held until the folder is gone, so that no two demos remove it.
+        // The lock is held until the folder is removed, so that no two demos remove it.
         let lock = is_ours.then(|| File::open(path.join(LOCK)).ok()).flatten();
         if let Some(lock) = lock.filter(|lock| lock.try_lock().is_ok()) {
             let _ = fs::remove_dir_all(&path);

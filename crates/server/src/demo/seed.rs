@@ -1,4 +1,4 @@
-//! `--seed N`: history before the demo begins, with a progress bar on a terminal.
+//! `demo --seed N`: writes N finished deliveries of the past before the demo begins, with a progress bar on a terminal.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -12,17 +12,17 @@ use tokio::sync::watch;
 use super::story::{BAKERY, HOTELS, SITES};
 use crate::telemetry::say;
 
-/// How many parts are written until their counts are added to the roll-ups.
+/// After this many parts of the history, their counts are added to the rollups.
 const FOLDED_AFTER: usize = 48;
-/// How many rows a transaction writes, unless a single part has more.
+/// The most rows that one transaction writes, unless a single part of the history has more.
 const TRANSACTION_ROWS: u64 = 5000;
-/// The width of the bar, in characters.
+/// The width of the progress bar, in characters.
 const WIDTH: u64 = 30;
-/// The time between two lines if there is no terminal.
+/// The time between two lines of progress if stderr is not a terminal.
 const LINES_EVERY: Duration = Duration::from_secs(10);
 
-/// A kind of messages: tenant, provider, channel, event type, kind of recipient, and what surrounds the number in its
-/// address.
+/// A kind of messages: tenant, provider, channel, event type, kind of recipient, and the texts before and after the
+/// number in its address.
 type MessageKind = (&'static str, &'static str, &'static str, &'static str, &'static str, (&'static str, &'static str));
 
 /// The kinds of messages in the history.
@@ -36,8 +36,8 @@ const KINDS: [MessageKind; 7] = [
     (BAKERY, "sms", "sms", "order.ready", "phone", ("+91987650", "")),
 ];
 
-/// Writes `rows` finished deliveries over the last 28 days. Webhooks are those of `partner`, so that a retry of an old one
-/// stays in this process. Returns false if a stop was requested on the way.
+/// Writes `rows` finished deliveries over the last 28 days. Webhooks go to the URL `partner` of a fake service, so that
+/// a retry of an old one stays in this process. Returns false if a stop was requested meanwhile.
 pub async fn seed(tools: &Tools, rows: u64, partner: &str, stop: &watch::Receiver<Stop>) -> Result<bool, DbError> {
     let store = &tools.store;
     let history = history(store, rows, partner).await?;
@@ -68,7 +68,7 @@ pub async fn seed(tools: &Tools, rows: u64, partner: &str, stop: &watch::Receive
     Ok(true)
 }
 
-/// How many of the next parts are written in one transaction.
+/// Returns how many of the next parts are written in one transaction.
 fn together(parts: &[HistoryPart]) -> usize {
     let mut rows = 0;
     let fits = parts.iter().take_while(|part| {
@@ -98,7 +98,7 @@ async fn history(store: &Store, rows: u64, partner: &str) -> Result<History, DbE
     Ok(History { rows, until: store.now().await?, seed: 7, kinds, sites })
 }
 
-/// The progress: a bar on a terminal, and a line now and then elsewhere.
+/// The progress: a bar on a terminal, elsewhere a line every [`LINES_EVERY`].
 struct Progress {
     rows: u64,
     began: Instant,
@@ -131,7 +131,7 @@ impl Progress {
         }
     }
 
-    /// Ends the line of the bar.
+    /// Ends the line of the progress bar.
     fn end(&self) {
         if self.is_terminal {
             let _ = writeln!(std::io::stderr());

@@ -1,5 +1,5 @@
-//! What the demo plants before it begins: two tenants with their providers, templates, users and lists. A chain of
-//! hotels sends confirmations, reminders and alerts, and a bakery tells people that their orders are ready.
+//! The objects that the demo creates before it begins: two tenants with their providers, templates, users and lists. A
+//! chain of hotels sends confirmations, reminders and alerts, and a bakery tells customers that their orders are ready.
 
 use std::time::Duration;
 
@@ -20,14 +20,14 @@ use crate::output::Failure;
 use crate::providers::{self, Workshop};
 use crate::templates::{self, Templates};
 
-/// The tenant of the hotels, and that of the bakery.
+/// The names of the two tenants: the hotels and the bakery.
 pub const HOTELS: &str = "default";
 pub const BAKERY: &str = "bakery";
 /// The sites of the hotels.
 pub const SITES: [&str; 5] = ["goa-beach", "munnar-hills", "jaipur-fort", "kochi-harbour", "leh-lodge"];
-/// The list to which the weekly offer goes.
+/// The list to which the weekly offer is sent.
 pub const NEWSLETTER: &str = "newsletter";
-/// The user with quiet hours.
+/// The id of the user with quiet hours.
 const QUIET: &str = "guest-hugo";
 
 /// A guest of the hotels.
@@ -42,7 +42,8 @@ const fn guest(id: &'static str, name: &'static str, email: &'static str, phone:
     Guest { id, name, email, phone }
 }
 
-/// The mail server of Farid puts the first attempt off.
+/// The guests. Farid's address begins with `slow`, so the fake mail server defers the first attempt of each mail to
+/// him.
 pub const GUESTS: [Guest; 8] = [
     guest("guest-ada", "Ada Lind", "ada@guest.example", "+919876500001"),
     guest("guest-farid", "Farid Haddad", "slow.farid@guest.example", "+919876500002"),
@@ -54,7 +55,7 @@ pub const GUESTS: [Guest; 8] = [
     guest("guest-grace", "Grace Kim", "grace@guest.example", "+919876500008"),
 ];
 
-/// Plants everything.
+/// Creates the tenants with all their objects.
 pub async fn plant(tools: &Tools, egress: &Egress, fakes: &Fakes, base_url: &str) -> Result<(), Failure> {
     let store = tools.store.by(Actor::new("demo"));
     let (hotels, bakery) = (store.tenant_or_new(HOTELS).await?, store.tenant_or_new(BAKERY).await?);
@@ -85,7 +86,7 @@ async fn create(workshop: &Workshop<'_>, tenant: i32, (name, driver, change): Ma
     Ok(())
 }
 
-/// The fields that all providers of the demo share. The waits are short, so that people need not wait.
+/// Returns the fields of a provider. The timeout is short, so that failures are soon visible.
 fn usual(settings: Value, secrets: &[(&str, &str)], policy: Value) -> providers::Change {
     let settings = if let Value::Object(settings) = settings { settings } else { Map::new() };
     let secrets: Secrets = secrets.iter().map(|(name, value)| ((*name).to_owned(), Secret::new(*value))).collect();
@@ -121,7 +122,7 @@ fn whatsapp(fakes: &Fakes) -> Made {
     ("whatsapp", "whatsapp_cloud", usual(settings, &[("token", "of-the-demo")], growing()))
 }
 
-/// Without a breaker, so that an outage parks some of its deliveries.
+/// The provider of webhooks to a partner has no circuit breaker, so that an outage parks some of its deliveries.
 fn partners() -> Made {
     let change = usual(json!({}), &[], json!({"name": "fixed", "interval_s": 2, "max_attempts": 3}));
     ("partners", "webhook", providers::Change { breaker_failures: Some(0), ..change })
@@ -164,7 +165,7 @@ fn sample_booking() -> Value {
     json!({"bookingId": 4711, "guestName": "Ada Lind", "nights": 3, "checkinDate": "2026-03-15", "hotel": "goa-beach"})
 }
 
-/// Id, event type, channel, subject, text and HTML.
+/// The templates: id, event type, channel, subject, text and HTML. An empty string is a missing part.
 const TEMPLATES: [(&str, &str, &str, &str, &str, &str); 6] = [
     (
         "booking-mail",
@@ -252,7 +253,7 @@ async fn plant_people(store: &Store, tenant: i32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Quiet hours that have begun and last for some hours, whatever the time is.
+/// Returns quiet hours that began an hour ago and last for three more hours.
 fn quiet_around(now: Timestamp) -> QuietHours {
     let clock = |at: Timestamp| at.to_string().chars().skip(11).take(5).collect();
     let hour = Duration::from_secs(3600);

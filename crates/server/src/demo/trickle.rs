@@ -1,5 +1,5 @@
-//! The steady trickle of notifications: a few each second, in an order that is the same for the same seed. They are
-//! accepted as the API accepts them.
+//! Enqueues sample notifications while the demo runs: about two per second, of kinds that depend only on the seed. They
+//! are accepted by the same code as notifications of the API.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,12 +18,12 @@ use crate::notifications::{self, Owner};
 
 /// The time between two notifications.
 const EVERY: Duration = Duration::from_millis(450);
-/// How long before it is due a reminder is enqueued.
+/// The time from the enqueue of a reminder until it is due.
 const REMIND_AFTER: Duration = Duration::from_secs(20);
-/// How long after it was enqueued a reminder is cancelled, if its guest cancels the stay.
+/// The time from the enqueue of a reminder until it is cancelled, if its guest cancels the stay.
 const CANCEL_AFTER: Duration = Duration::from_secs(8);
 
-/// What can happen, and how often beside the others.
+/// What a sample notification is about.
 #[derive(Debug, Clone, Copy)]
 enum Happening {
     Booking,
@@ -39,22 +39,22 @@ enum Happening {
 
 use Happening::{Alert, Booking, Invoice, Offer, Order, Payment, Receipt, Reminder, Stock};
 
-/// At first one of each, so that a newcomer need not wait for any of them.
+/// The first notifications are of every kind, so that a new user soon sees each.
 const FIRST: [Happening; 10] = [Booking, Booking, Stock, Invoice, Reminder, Alert, Payment, Offer, Order, Receipt];
-/// Later one of these by chance.
+/// The kinds of the later notifications, chosen at random. A kind that is listed more often is chosen more often.
 const LATER: [Happening; 20] = [
     Booking, Booking, Booking, Booking, Reminder, Reminder, Invoice, Invoice, Alert, Alert, Stock, Stock, Stock,
     Payment, Payment, Order, Order, Order, Receipt, Offer,
 ];
 
-/// Writes the notifications of the story.
+/// Enqueues the sample notifications.
 pub struct Trickle {
     store: Store,
     gate: GroupCommit,
     dice: Dice,
-    /// The number of notifications so far.
+    /// The number of notifications that were enqueued so far.
     number: u32,
-    /// The URL of the partner's system.
+    /// The URL of the fake service that receives webhooks.
     partner: String,
     /// The bookings whose reminders will be cancelled, and when.
     cancelling: VecDeque<(Timestamp, String)>,
@@ -65,7 +65,7 @@ impl Trickle {
         Self { store, gate, dice: Dice::new(seed), number: 0, partner, cancelling: VecDeque::new() }
     }
 
-    /// Goes on until the process stops.
+    /// Enqueues notifications until the process stops.
     pub async fn run(mut self, mut stop: watch::Receiver<Stop>) {
         let mut beat = tokio::time::interval(EVERY);
         loop {
@@ -73,7 +73,8 @@ impl Trickle {
                 _ = beat.tick() => {}
                 _ = stop.wait_for(|stop| *stop != Stop::No) => return,
             }
-            // The next beat tries the next notification: a database that is busy is no reason to end.
+            // After an error the loop continues with the next notification, because the database may only be busy for a
+            // moment.
             match self.step().await {
                 Ok(()) => {}
                 Err(problem @ NotAccepted::Invalid { .. }) => {
@@ -99,7 +100,7 @@ impl Trickle {
         self.gate.accept(request).await.map(drop)
     }
 
-    /// Cancels the reminders of guests who do not come.
+    /// Cancels the reminders of the guests who have cancelled their stay by now.
     async fn cancel_due(&mut self, now: Timestamp) -> Result<(), NotAccepted> {
         while let Some((_, entity)) = self.cancelling.pop_front_if(|(at, _)| *at <= now) {
             let unread = |problem| NotAccepted::unread(&problem);
@@ -109,10 +110,11 @@ impl Trickle {
         Ok(())
     }
 
-    /// A notification of this kind, and its tenant.
+    /// Returns a notification of this kind, and its tenant.
     fn told(&mut self, happening: Happening, now: Timestamp) -> (&'static str, Value) {
         let (number, site) = (self.number, SITES[self.dice.roll(SITES.len() as u32) as usize]);
-        // The first guests come in their order, so that the second one's mail is soon seen to be put off and sent.
+        // The first two bookings are of the first two guests: the mail to the second guest is deferred once, which is
+        // then soon visible.
         let guest = match number {
             1..=2 => &GUESTS[number as usize - 1],
             _ => &GUESTS[self.dice.roll(GUESTS.len() as u32) as usize],
@@ -145,7 +147,7 @@ impl Trickle {
         (tenant, note)
     }
 
-    /// Every second one is cancelled before it is due.
+    /// Returns a reminder. Half of the reminders are cancelled before they are due.
     fn reminder(&mut self, number: u32, guest: &Guest, now: Timestamp) -> Value {
         let mut note = booking(number, guest, "goa-beach");
         note["event_type"] = "booking.reminder".into();
@@ -167,7 +169,7 @@ fn booking(number: u32, guest: &Guest, site: &str) -> Value {
             "checkinDate": format!("2026-12-{:02}", 1 + number % 28), "hotel": site}})
 }
 
-/// One in four goes to a mailbox that is gone.
+/// Returns an invoice. The first one, and later one in four, goes to a mailbox that does not exist.
 fn invoice(number: u32, guest: &Guest, chance: u32) -> Value {
     let is_gone = number <= FIRST.len() as u32 || chance == 0;
     let to = if is_gone { format!("{NO_MAILBOX}.{}", guest.email) } else { guest.email.to_owned() };
@@ -182,14 +184,15 @@ fn alert(number: u32, chance: u32) -> Value {
         "body": format!("*Room {}* {what}.", 100 + number % 60)})
 }
 
-/// One in five has a landline. Now and then nobody knows the user.
+/// Returns a failed payment. One in five goes to a landline, and one in five to a user that does not exist.
 fn payment(number: u32, guest: &Guest, chance: u32) -> Value {
     let to = match chance {
         0 => json!({"phone": format!("+912245{:02}{LANDLINE}", number % 100)}),
         1 => json!({"user": "guest-unknown"}),
         _ => json!({"phone": guest.phone}),
     };
-    // The unknown user beside one who is known: the notification goes on.
+    // The second recipient always exists, so that a notification to an unknown user is still delivered to one
+    // recipient.
     json!({"event_type": "payment.failed", "entity": format!("booking-{number}"), "channels": ["sms"], "priority": 9,
         "recipients": [to, {"phone": "+919876500099"}], "title": "Payment failed",
         "body": format!("The payment for booking {} failed. Please pay at the desk.", 4000 + number)})

@@ -25,7 +25,7 @@ pub fn judge(there: &Attendance, now: Timestamp) -> Finding {
         return running(there, [there.last_worker_at, there.oldest_worker_at].map(|at| ago(at).unwrap_or(0)), &waiting);
     }
     let is_waited_for = there.due + there.jobs > 0;
-    // Allow the next pass to be a little late.
+    // Twice the last interval between passes, so that the next pass may be a little late.
     let usual =
         there.last_pass_at.zip(there.earlier_pass_at).map_or(0, |(last, before)| 2 * last.since(before).as_secs());
     let usual = usual.clamp(PASSES_S, PASSES_MOST_S);

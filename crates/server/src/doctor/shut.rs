@@ -13,7 +13,8 @@ use crate::output::Failure;
 
 /// A hold that lasts longer than this is reported.
 const LONG: Duration = Duration::from_secs(600);
-/// A breaker that tripped this often without a success between is reported: the service has failed for over a minute.
+/// A breaker that tripped this often without a success in between is a warning: the service has failed for over a
+/// minute.
 const OFTEN: i32 = 4;
 /// The maximum number of hosts that are reported one by one.
 const TOLD: usize = 20;
@@ -79,7 +80,7 @@ fn held_lane(name: &NamedProvider, provider: &Provider, now: Timestamp) -> Optio
         (held, Some(why)) if provider.is_tripped() => {
             let state = held.map_or("probed with one send at a time".to_owned(), |until| format!("held until {until}"));
             let status = if provider.trips >= OFTEN { "warning" } else { "ok" };
-            let detail = format!("{shown}: {state}, because {why}; look whether the service works; {resume}");
+            let detail = format!("{shown}: {state}, because {why}; check whether the service works; {resume}");
             Some(finding("lane", status, detail))
         }
         _ => None,

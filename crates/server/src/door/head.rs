@@ -139,7 +139,7 @@ fn check_target(target: &str) -> Result<(), DoorRefusal> {
         return Err(DoorRefusal::bad("the path contains an empty segment"));
     }
     let named_by_others = NAMED_BY_OTHERS.iter().find(|prefix| path.starts_with(**prefix));
-    // The place of the segment after the prefix.
+    // The index of the path segment that follows the prefix.
     let name_at = named_by_others.map(|prefix| prefix.matches('/').count());
     path.split('/').enumerate().try_for_each(|(place, segment)| check_segment(segment, name_at == Some(place)))
 }
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(
             found(&format!("{get}\nrest\r")),
             HeadSearch::Head(get.len(), Framing::Length(0)),
-            "what follows is not the head's"
+            "the bytes after the head are not part of it"
         );
         let post = "POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 12\r\n\r\n";
         assert_eq!(found(post), HeadSearch::Head(post.len(), Framing::Length(12)));

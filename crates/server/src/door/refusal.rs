@@ -72,7 +72,7 @@ impl DoorRefusal {
         }
     }
 
-    /// The handler panicked. The log has the message.
+    /// The handler of the request panicked. The log has the message of the panic.
     pub fn failed() -> Self {
         let detail =
             "the request failed because of an error in the server; the server's log has details under the request id"

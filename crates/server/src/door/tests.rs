@@ -319,7 +319,7 @@ async fn a_handler_outlives_its_client() {
     visitor.says("GET /wait HTTP/1.1\r\nhost: h\r\n\r\n").await;
     place.is_told("waiting").await;
     visitor.0.shutdown().await.unwrap();
-    assert_eq!(visitor.hears_out().await, "", "the door has seen it go");
+    assert_eq!(visitor.hears_out().await, "", "the server has noticed that the client disconnected");
     place.go.notify_one();
     place.is_told("done").await;
 }
@@ -337,9 +337,9 @@ async fn a_stop_finishes_requests_ends_streams_and_closes_the_rest() {
     place.stop.send(Stop::Finish).unwrap();
     assert_eq!(fresh.hears_out().await, "");
     assert_eq!(idle.hears_out().await, "");
-    assert_eq!(streaming.hears_out().await, "6\r\nfirst\n\r\n0\r\n\r\n", "it ends as it should");
+    assert_eq!(streaming.hears_out().await, "6\r\nfirst\n\r\n0\r\n\r\n", "the stream ends with a last chunk");
     place.is_told("stream gone").await;
-    assert!(!place.door.closed.is_finished(), "one is under way");
+    assert!(!place.door.closed.is_finished(), "one request is still running");
     place.go.notify_one();
     let answer = waiting.hears_out().await;
     assert!(answer.contains("connection: close\r\n") && answer.ends_with("waited"), "{answer}");
@@ -386,17 +386,17 @@ async fn no_tenant_takes_more_than_half_of_all_streams() {
     for tenant in [1, 2] {
         let mut further = place.visitor().await;
         further.says(&format!("GET /stream?{tenant} HTTP/1.1\r\nhost: h\r\n\r\n")).await;
-        assert!(further.hears_head().await.contains("content-length"), "no stream, but a word");
+        assert!(further.hears_head().await.contains("content-length"), "the answer is a refusal, not a stream");
         assert!(place.get(&format!("/stream?{tenant}")).await.ends_with("no place: ForTenant(2)"));
     }
     let mut third = place.visitor().await;
     third.says("GET /stream?3 HTTP/1.1\r\nhost: h\r\n\r\n").await;
-    assert!(third.hears_head().await.contains("transfer-encoding: chunked"), "others find a place");
+    assert!(third.hears_head().await.contains("transfer-encoding: chunked"), "another tenant may open a stream");
     drop(open.swap_remove(0));
     place.is_told("stream gone").await;
     let mut again = place.visitor().await;
     again.says("GET /stream?1 HTTP/1.1\r\nhost: h\r\n\r\n").await;
-    assert!(again.hears_head().await.contains("transfer-encoding: chunked"), "what was given back is free again");
+    assert!(again.hears_head().await.contains("transfer-encoding: chunked"), "the slot of the closed stream is free");
 }
 
 #[tokio::test]
@@ -412,5 +412,5 @@ async fn an_idle_connection_is_closed() {
     let place = Place::with(|settings| settings.idle_deadline_ms = 50).await;
     let mut visitor = place.visitor().await;
     assert!(visitor.asks("GET /fast HTTP/1.1\r\nhost: h\r\n\r\n").await.ends_with("fast"));
-    assert_eq!(visitor.hears_out().await, "", "closed without a word: nothing was asked");
+    assert_eq!(visitor.hears_out().await, "", "closed without an answer, because no request was sent");
 }

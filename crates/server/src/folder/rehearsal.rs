@@ -23,9 +23,9 @@ pub struct Rehearsal<'a> {
     common: Common,
     /// Templates by id, with the layouts and partials that they use.
     templates: BTreeMap<String, (TemplateDraft, BTreeSet<String>)>,
-    /// Members of lists by name.
+    /// The members of each list, by the list's name.
     lists: BTreeMap<String, Vec<MemberDraft>>,
-    /// The changed providers, as links of chains.
+    /// The changed providers, as links of failover chains.
     providers: BTreeMap<String, Link>,
 }
 

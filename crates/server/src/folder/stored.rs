@@ -1,4 +1,4 @@
-//! The objects of a folder in the database.
+//! Reads and writes the objects of a configuration folder in the database.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ impl Stored<'_> {
         Templates { store: self.store, tenant: self.tenant }
     }
 
-    /// Reads all objects.
+    /// Reads all objects of the tenant that a folder can contain.
     pub async fn read(&self) -> Result<State, EditError> {
         let mut state = State::default();
         for kind in [Kind::EventType, Kind::Layout, Kind::List, Kind::Provider, Kind::Template] {
@@ -307,7 +307,7 @@ pub(super) fn event_type_of(given: EventType) -> EventTypeDraft {
     EventTypeDraft { description, sample, placeholders, mandatory, quiet_hours }
 }
 
-/// The content settings as a change of all of them.
+/// Returns a change that sets all content settings. Omitted fields get their defaults.
 pub(super) fn settings_of(content: Content) -> SettingsChange {
     let defaults = postcommit_engine::store::ContentSettings::default();
     SettingsChange {
@@ -324,11 +324,11 @@ pub(super) fn check_layout_kind(name: &str, kind: &str, layout: &Layout) -> Resu
     if kind == layout.kind {
         return Ok(());
     }
-    let problem = format!("layout {name:?} is a {kind}; it cannot become a {}", layout.kind);
+    let problem = format!("layout {name:?} is a {kind}; it cannot become a {}; choose another name", layout.kind);
     Err(Failure::new(Exit::Refused, problem))
 }
 
-/// A template as a change of all its fields.
+/// Returns a change that sets all fields of a template.
 pub(super) fn template_of(template: Template) -> Change {
     Change {
         event_type: Some(template.event_type),

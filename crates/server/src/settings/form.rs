@@ -7,9 +7,9 @@ use ipnet::IpNet;
 use toml::{Table, Value};
 use url::Url;
 
-/// The setting that is a URL for links.
+/// The name of the setting with the URL that links begin with.
 const PUBLIC_URL: &str = "api.public_url";
-/// The settings that are lists of address ranges.
+/// The names of the settings that are lists of address ranges.
 const RANGES: [&str; 2] = ["egress.allow", "server.trusted_proxies"];
 
 /// Parses the text of an environment variable or a flag with the type of the default. A list is separated by commas, or
@@ -69,7 +69,7 @@ pub fn checked(name: &str, value: &Value) -> Result<Value, String> {
     Ok(Value::Array(entries.iter().map(range).collect::<Result<_, _>>()?))
 }
 
-/// The URL that links begin with, in its usual spelling. An empty text is none.
+/// Returns the URL that links begin with, in its canonical spelling. An empty text means that no URL is set.
 fn public_url(text: &str) -> Result<String, String> {
     let refused = |problem: String| {
         Err(format!(
@@ -80,7 +80,7 @@ fn public_url(text: &str) -> Result<String, String> {
     if text.is_empty() {
         return Ok(String::new());
     }
-    // The parser would accept more: it leaves out spaces and adds slashes.
+    // The URL parser would accept more: it drops spaces and adds slashes.
     let lower = text.to_ascii_lowercase();
     let rest = lower.strip_prefix("https://").or_else(|| lower.strip_prefix("http://"));
     let is_plain = |c: char| !c.is_whitespace() && !c.is_control() && c != '\\';

@@ -14,8 +14,8 @@ pub struct InboxSettings {
     pub heartbeat_ms: u64,
 }
 
-/// The allowed range of the heartbeat. Proxies close an idle connection after a minute, and our own page does so after
-/// 45 seconds. A user who loses access can read for at most one more heartbeat.
+/// The allowed range of the heartbeat. Proxies close an idle connection after a minute, and the script `inbox.js` in
+/// browsers does so after 45 seconds. A user who loses access can read for at most one more heartbeat.
 const HEARTBEAT_MS: RangeInclusive<u64> = 100..=30_000;
 
 impl InboxSettings {

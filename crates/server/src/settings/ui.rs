@@ -9,7 +9,7 @@ const ENVIRONMENT_CHARS: usize = 20;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UiSettings {
-    /// The name of the environment, which every page shows. Empty: none is shown.
+    /// The name of the environment, which every page shows. Empty if no name is shown.
     pub environment: String,
 }
 

@@ -108,8 +108,8 @@ impl Templates<'_> {
         Ok(None)
     }
 
-    /// Does with a layout what [`Templates::create_layout`] and [`Templates::update_layout`] do before they write, and
-    /// enters it into `common`.
+    /// Checks a layout as [`Templates::create_layout`] and [`Templates::update_layout`] do before they write, and adds
+    /// it to `common`.
     pub async fn rehearse_layout(&self, common: &mut Common, draft: &LayoutDraft) -> Result<(), EditError> {
         let revision = match common.layouts.get(&draft.name) {
             Some(known) => known.revision,
@@ -213,7 +213,7 @@ impl Templates<'_> {
     }
 }
 
-/// Refuses a new layout whose name, kind or place is not allowed.
+/// Refuses a new layout if its name or kind is not allowed, its name is taken, or the tenant has too many layouts.
 fn check_new(draft: &LayoutDraft, known: &[&str]) -> Result<(), EditError> {
     let LayoutDraft { name, kind, .. } = draft;
     short_name("name", name).map_err(EditError::Refused)?;
@@ -235,7 +235,7 @@ pub fn is_used(name: &str, users: &[String]) -> EditError {
     EditError::Conflict(format!("layout {name:?} is used by {}; change these first", users.join(", ")))
 }
 
-/// The settings after a change, if templates can be rendered with them.
+/// Returns the content settings after a change. Refuses settings with which no template could be compiled.
 pub async fn checked_settings(from: &ContentSettings, change: &SettingsChange) -> Result<ContentSettings, EditError> {
     let to = settings_of(from, change)?;
     let (time_zone, date_format) = (to.time_zone.clone(), to.date_format.clone());
@@ -244,7 +244,7 @@ pub async fn checked_settings(from: &ContentSettings, change: &SettingsChange) -
     Ok(to)
 }
 
-/// Names the field `source` in the problem of a layout, which names the layout itself.
+/// Replaces the name of the layout, with which an error about its source begins, by the field `source`.
 fn of_source(error: EditError, name: &str) -> EditError {
     let own = [format!("layout {name}: "), format!("partial {name}: ")];
     match error {

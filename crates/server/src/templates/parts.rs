@@ -1,4 +1,4 @@
-//! Finds the layouts and partials that a template uses. Its version copies them.
+//! Finds the layouts and partials that a template uses. A version of the template contains copies of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -142,8 +142,8 @@ impl Templates<'_> {
         rendered.await.map_err(|e| stopped(&e))
     }
 
-    /// Renders a delivery as it was sent, or as it will be: with its version of the template, and with what was known of
-    /// its user when it was expanded. Its unsubscribe link is a sample.
+    /// Renders a delivery as it was or will be sent: with its version of the template, and with the data of its user at
+    /// the time of the expansion. The unsubscribe link is a sample.
     pub async fn as_sent(
         &self,
         note: StoredNotification,
@@ -190,7 +190,7 @@ impl Templates<'_> {
         })
     }
 
-    /// The event that a preview with these wishes renders.
+    /// Returns the event that the preview renders.
     pub async fn event(&self, event_type: &str, wanted: &Wanted) -> Result<Event, EditError> {
         if let Some(id) = wanted.notification {
             let found = self.store.notification(Some(self.tenant), id).await?;

@@ -18,7 +18,7 @@ use crate::app::{App, AppState};
 use crate::problem::{Problem, ProblemPage};
 use crate::read::Form;
 
-/// The maximum number of deliveries that are chosen one by one. A page has fewer.
+/// The maximum number of deliveries that can be ticked one by one. A page shows fewer.
 const CHOSEN: usize = 200;
 
 /// The fields of a form. A field may be given several times.
@@ -43,7 +43,7 @@ impl Fields {
         self.get(name) == Some("yes")
     }
 
-    /// Every field and its value.
+    /// Returns the names and the values of all fields.
     pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
@@ -56,7 +56,7 @@ impl Fields {
         own_path(self.get("back").unwrap_or("/notifications"))
     }
 
-    /// The fields that a page which asks for confirmation repeats.
+    /// Returns the fields that the confirmation page must repeat.
     pub fn repeated(&self, names: &[&str]) -> Vec<(String, String)> {
         self.0.iter().filter(|(field, _)| names.contains(&field.as_str())).cloned().collect()
     }
@@ -71,8 +71,8 @@ impl From<Form<Vec<(String, String)>>> for Fields {
 /// The form of an act, or the problem with it.
 pub type Posted = Result<Form<Vec<(String, String)>>, Problem>;
 
-/// The result of an act, which the next page tells. Its address carries it as numbers, so that nobody can put words of
-/// their own on our page.
+/// The result of an act, which the next page shows. The URL of that page carries only a known name and numbers, so that
+/// a forged link cannot put words on the page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Done {
     act: &'static str,
@@ -82,7 +82,7 @@ pub struct Done {
 }
 
 impl Done {
-    /// Results that concern no deliveries.
+    /// The results that count no deliveries, with their sentences.
     const SAID: &[(&str, &str)] = &[
         ("resend", "A copy is enqueued."),
         ("template-saved", "The template is saved as a new version."),
@@ -145,7 +145,7 @@ impl Done {
         Self { done, unclear, refused: results.len() - done - unclear, ..Self::one(act.name()) }
     }
 
-    /// Reads the result from the address of a page.
+    /// Reads the result from the URL of a page.
     pub fn read(here: &str) -> Option<Self> {
         let query = here.split('#').next()?.split_once('?')?.1;
         let told = query.split('&').find_map(|pair| pair.strip_prefix("done="))?;
@@ -156,7 +156,7 @@ impl Done {
         Some(Self { act, done: number()?, unclear: number()?, refused: number()? })
     }
 
-    /// The address of a page that tells the result.
+    /// Returns the URL of a page that shows the result.
     pub fn at(&self, page: &str) -> String {
         let (page, fragment) = page.split_once('#').unwrap_or((page, ""));
         let joint = if page.contains('?') { '&' } else { '?' };
@@ -218,7 +218,7 @@ async fn act(app: &App, visitor: &Visitor, fields: &Fields, act: Act) -> Result<
     Ok(see(Done::of(act, &results).at(&fields.back())))
 }
 
-/// Asks before an act on chosen deliveries, and shows them.
+/// Asks for a confirmation of an act on ticked deliveries, and lists them.
 async fn ask_about(
     app: &App,
     visitor: &Visitor,
@@ -243,7 +243,7 @@ async fn ask_about(
             true => AGAIN_UNCLEAR.to_owned(),
             false => also_unclear(i64::try_from(unclear).unwrap_or(i64::MAX)),
         }),
-        // Without the box nothing would happen.
+        // If all deliveries may have arrived, a retry without the ticked box would do nothing.
         is_unclear_required: asks && unclear == rows.len(),
         fields: fields.repeated(&["id", "back"]),
         rows,
@@ -269,7 +269,7 @@ fn question(act: Act, count: i64) -> Question {
     }
 }
 
-/// Asks for consent if all deliveries of a retry may have arrived.
+/// The label of the box that must be ticked if all deliveries of a retry may have arrived.
 const AGAIN_UNCLEAR: &str = "Retry although it may have arrived. A person may get the message twice.";
 
 fn also_unclear(count: i64) -> String {

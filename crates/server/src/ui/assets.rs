@@ -113,7 +113,7 @@ impl Embedded {
     }
 }
 
-/// FNV-1a. It tells versions of our own files apart and protects nothing.
+/// FNV-1a. The hash distinguishes versions of our own files and is not for security.
 fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
@@ -133,7 +133,8 @@ pub fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
     })
 }
 
-/// A file of the pages. With another hash it belongs to a process of another version, and is not kept by the browser.
+/// Serves a file of the pages. If the URL has the hash of another version, another process made the page, and the
+/// browser must not keep the file.
 async fn own_file(UrlPath((hash, name)): UrlPath<(String, String)>) -> Result<Response, ProblemPage> {
     let known = [(&STYLE, CSS), (&DEMO_STYLE, CSS), (&SCRIPT, JAVASCRIPT), (&EDITOR, JAVASCRIPT)]
         .into_iter()

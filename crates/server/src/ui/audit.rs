@@ -23,7 +23,7 @@ use crate::table_file::csv_line;
 
 /// The number of entries of a page.
 const ROWS: i64 = 100;
-/// The maximum number of entries of a file.
+/// The maximum number of entries in the exported file.
 const EXPORTED: usize = 10_000;
 /// The number of entries that are read together for a file.
 const PAGE: i64 = 500;
@@ -45,7 +45,7 @@ struct Entry {
     actor: String,
     action: String,
     subject: String,
-    /// The page of the subject, if it has one.
+    /// The URL of the page about the subject, if there is one.
     href: Option<String>,
     details: String,
     count: i64,
@@ -67,7 +67,6 @@ impl From<AuditRow> for Entry {
     }
 }
 
-/// The page of the audit log.
 pub async fn page(
     State(app): State<AppState>,
     visitor: Visitor,
@@ -95,7 +94,7 @@ pub async fn page(
     visitor.page_as(&app, status, "audit.html", "Audit", content).await
 }
 
-/// The filter of the store that the fields describe.
+/// Converts the fields of the form into a filter of the store.
 fn wanted(fields: &Fields, tenant: Option<i32>, limit: i64) -> Result<AuditFilter, Problem> {
     let owned = |name: &str| fields.get(name).map(str::trim).filter(|value| !value.is_empty()).map(str::to_owned);
     let at = |name: &str| owned(name).map(|value| time(name, &value)).transpose();
@@ -115,7 +114,7 @@ fn wanted(fields: &Fields, tenant: Option<i32>, limit: i64) -> Result<AuditFilte
     })
 }
 
-/// The fields as a query, without the page.
+/// Returns the fields as a query, without the position of the page.
 fn query_of(fields: &Fields) -> String {
     let given = FIELDS.into_iter().filter_map(|name| Some((name, fields.get(name)?)));
     form_urlencoded::Serializer::new(String::new()).extend_pairs(given).finish()
@@ -142,7 +141,7 @@ fn date(at: Timestamp) -> String {
     at.to_string().chars().take(10).collect()
 }
 
-/// The page about the subject of an entry.
+/// Returns the URL of the page about the subject of an entry.
 fn page_of(row: &AuditRow) -> Option<String> {
     let noun = row.action.split('.').next()?;
     let deleted = row.action.ends_with(".delete");

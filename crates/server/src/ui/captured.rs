@@ -31,13 +31,13 @@ struct Line {
     is_chosen: bool,
 }
 
-/// What the address of the page asks for.
+/// The parameters of the page's URL.
 #[derive(Default)]
 struct Wanted {
     channel: String,
     to: String,
     cursor: Option<String>,
-    /// The message that is opened.
+    /// The id of the message whose content is shown.
     id: Option<DeliveryId>,
 }
 
@@ -56,7 +56,7 @@ impl Wanted {
         wanted
     }
 
-    /// The address of a page of the list, with one message opened.
+    /// Returns the URL of a page of the list, with one message opened.
     fn page(&self, cursor: Option<&str>, id: Option<&str>) -> String {
         let mut query = form_urlencoded::Serializer::new(String::new());
         let fields =

@@ -14,9 +14,9 @@ use crate::problem::ProblemPage;
 #[derive(Default, Serialize)]
 pub struct Question {
     pub title: String,
-    /// What will happen, in a sentence.
+    /// A sentence that says what the act will do.
     pub says: String,
-    /// What to know before.
+    /// A warning that is shown before the confirmation.
     pub warning: Option<String>,
     /// The text of the button.
     pub button: String,
@@ -28,17 +28,17 @@ pub struct Question {
     pub fields: Vec<(String, String)>,
     /// The label of a box that includes deliveries that may have arrived.
     pub unclear: Option<String>,
-    /// Whether the box must be ticked.
+    /// Whether the box about deliveries that may have arrived must be ticked.
     pub is_unclear_required: bool,
-    /// Whether the last answer ticked the box.
+    /// Whether the box about deliveries that may have arrived was ticked in the last answer.
     pub is_unclear_ticked: bool,
     /// The paces to choose from: value and label.
     pub paces: Vec<(i32, String)>,
-    /// The pace that is chosen.
+    /// The chosen pace, in deliveries per second.
     pub pace: i32,
     /// The number that must be typed before many deliveries, or those of all tenants, are changed.
     pub typed: Option<String>,
-    /// What was wrong with the last answer.
+    /// The problem with the last answer, if it was refused.
     pub refused: Option<String>,
     /// The deliveries that are concerned.
     pub rows: Vec<super::notifications::row::Row>,
@@ -65,7 +65,7 @@ pub struct TextField {
 }
 
 impl Question {
-    /// Asks. A question whose last answer was refused has the status of a refused form.
+    /// Draws the question. If the last answer was refused, the status is 422, as for a refused form.
     pub async fn ask(self, app: &App, visitor: &Visitor) -> Result<Response, ProblemPage> {
         let title = self.title.clone();
         let status = if self.refused.is_some() { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::OK };

@@ -1,4 +1,4 @@
-//! The page of the demo: a tour, how the fakes misbehave, and what they received.
+//! The page of the demo: a tour, how the fake services misbehave, and the messages that they received.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::demo::chaos::{Chaos, LATENCY_MS};
 use crate::demo::fakes::{FakeView, Kind};
 use crate::problem::{Problem, ProblemPage};
 
-/// How many messages of each fake the page shows.
+/// How many messages of each fake service the page shows.
 const SHOWN: usize = 4;
 
 /// A slider of the form.
@@ -31,25 +31,24 @@ struct Slider {
     value: String,
     most: u32,
     step: u32,
-    /// What was wrong with the value that was sent.
+    /// The problem with the value that was sent.
     refused: Option<String>,
 }
 
-/// The sliders of one fake.
+/// The sliders of one fake service.
 #[derive(Serialize)]
 struct Sliders {
     title: &'static str,
     sliders: Vec<Slider>,
 }
 
-/// The page.
 pub async fn page(State(app): State<AppState>, visitor: Visitor) -> Result<Response, ProblemPage> {
     let demo = demo(&app)?;
     let sliders = demo.fakes.views().iter().map(|view| sliders(view, &|_| None, &[])).collect();
     draw(&app, &visitor, &demo, StatusCode::OK, sliders).await
 }
 
-/// Changes how the fakes misbehave. A fake whose fields are left out stays as it is.
+/// Changes how the fake services misbehave. A field that the form leaves out keeps its value.
 pub async fn chaos(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Result<Response, ProblemPage> {
     let (demo, fields) = (demo(&app)?, Fields::from(form?));
     let read: Vec<(Kind, Read)> = demo.fakes.views().iter().map(|view| (view.kind, read(&fields, view))).collect();
@@ -67,13 +66,13 @@ pub async fn chaos(State(app): State<AppState>, visitor: Visitor, form: Posted) 
     Ok(see(visitor.link("/demo")))
 }
 
-/// Lets every fake fail for a while.
+/// Begins an outage, in which every fake service fails for a while.
 pub async fn break_all(State(app): State<AppState>, visitor: Visitor) -> Result<Response, ProblemPage> {
     demo(&app)?.fakes.break_all();
     Ok(see(visitor.link("/demo")))
 }
 
-/// Ends the outage.
+/// Ends the outage of the fake services.
 pub async fn mend(State(app): State<AppState>, visitor: Visitor) -> Result<Response, ProblemPage> {
     demo(&app)?.fakes.mend();
     Ok(see(visitor.link("/demo")))
@@ -101,7 +100,7 @@ async fn draw(
     visitor.page_as(app, status, "demo.html", "Demo", content).await
 }
 
-/// The fields of a fake: name, label, unit, value, maximum and step.
+/// The fields of a fake service: name, label, unit, value, maximum and step.
 fn fields_of(view: &FakeView) -> [(&'static str, &'static str, &'static str, u32, u32, u32); 3] {
     let chaos = view.chaos;
     [
@@ -127,7 +126,7 @@ fn sliders(view: &FakeView, given: &dyn Fn(&str) -> Option<String>, refused: &[(
     Sliders { title: view.title, sliders: fields_of(view).map(slider).into() }
 }
 
-/// What the form says of one fake, or the fields that are wrong and why.
+/// The values of the form for one fake service, or the names of the wrong fields with the reasons.
 type Read = Result<Chaos, Vec<(String, String)>>;
 
 fn read(fields: &Fields, view: &FakeView) -> Read {

@@ -1,4 +1,4 @@
-//! Everything about one entity, such as a booking, in one place (C10); sending again (C11) and cancelling (C12).
+//! Everything about one entity, such as a booking, in one place; sending again and cancelling.
 
 pub mod resend;
 
@@ -27,7 +27,7 @@ const LIVE_ROWS: i64 = 50;
 const NEWEST: i64 = 100;
 /// The number of entities that the search offers.
 const OFFERED: usize = 12;
-/// The segment of a path in place of an id that is in the query.
+/// The path segment that stands for an entity whose id is in the query.
 const IN_QUERY: &str = "-";
 const LIVE: [&str; 3] = ["pending", "sending", "retrying"];
 
@@ -43,13 +43,13 @@ struct Line {
     due_at: Option<String>,
     key: String,
     copy_of: Option<String>,
-    /// Who asked for it, if a person did.
+    /// The person who asked for the notification, if a person did.
     asked_by: Option<String>,
 }
 
 impl From<DeliveryRow> for Line {
     fn from(mut row: DeliveryRow) -> Self {
-        // The page says which entity it is about.
+        // The title of the page names the entity, so the rows do not.
         row.entity = None;
         let version = row.template_version.map(|version| format!(" v{version}")).unwrap_or_default();
         let language = row.language.as_ref().map(|language| format!(", {language}")).unwrap_or_default();
@@ -78,7 +78,7 @@ struct Offered {
     tenant: String,
 }
 
-/// The search for an entity, with the newest ones.
+/// The search for an entity, with the newest entities.
 pub async fn search(
     State(app): State<AppState>,
     visitor: Visitor,
@@ -108,8 +108,8 @@ fn value(query: Option<&str>, name: &str) -> Option<String> {
     pairs.into_iter().find(|(field, _)| field == name).map(|(_, value)| value.into_owned())
 }
 
-/// The address of the page of an entity, or of an act on it, such as `/cancel`. The door refuses slashes in a segment of a
-/// path, so the id of an entity that has one is in the query.
+/// Returns the URL of the page of an entity, or of an act on it, such as `/cancel`. The server refuses encoded slashes
+/// in the path of a page, so an id with a slash is in the query.
 pub fn address(entity: &str, act: &str) -> String {
     if entity.contains(['/', '\\']) || [".", ".."].contains(&entity) {
         let entity: String = form_urlencoded::byte_serialize(entity.as_bytes()).collect();
@@ -132,7 +132,7 @@ impl<S: Send + Sync> FromRequestParts<S> for EntityId {
     }
 }
 
-/// The page of an entity: what is not sent yet, and everything that was.
+/// The page of an entity: its deliveries that are not sent yet, and all its deliveries.
 pub async fn page(
     State(app): State<AppState>,
     visitor: Visitor,
@@ -166,14 +166,14 @@ fn of_entity(visitor: &Visitor, entity: &str) -> DeliveryFilter {
     DeliveryFilter { tenant: visitor.caller.whose(), entity: Some(entity.to_owned()), ..DeliveryFilter::default() }
 }
 
-/// What is not sent yet: scheduled, due, being sent, or retried.
+/// Returns the deliveries that are not sent yet: scheduled, due, being sent, or retried.
 async fn live(app: &App, visitor: &Visitor, entity: &str) -> Result<Vec<DeliveryRow>, Problem> {
     let states = LIVE.map(str::to_owned).into();
     let filter = DeliveryFilter { states, limit: LIVE_ROWS, ..of_entity(visitor, entity) };
     Ok(visitor.store(app).delivery_rows(&filter).await?.rows)
 }
 
-/// Refuses an act on an entity without a delivery, and one of a person who sees several tenants and chose none.
+/// Refuses an act on an entity without a delivery, and an act of a person who sees several tenants and chose none.
 async fn check(app: &App, visitor: &Visitor, entity: &str) -> Result<(), Problem> {
     if visitor.must_choose(app).await? {
         return Err(Problem::invalid("tenant", "is not chosen; choose the tenant that the entity belongs to"));
@@ -183,7 +183,7 @@ async fn check(app: &App, visitor: &Visitor, entity: &str) -> Result<(), Problem
     if found.rows.is_empty() && found.more.is_none() { Err(Problem::not_found("entity")) } else { Ok(()) }
 }
 
-/// Cancels what is not sent yet, e.g. the reminders of a cancelled booking.
+/// Cancels the deliveries of an entity that are not sent yet, e.g. the reminders of a cancelled booking.
 pub async fn cancel(
     State(app): State<AppState>,
     visitor: Visitor,

@@ -44,9 +44,9 @@ struct Listed {
 struct Draft {
     name: String,
     description: String,
-    /// One in each line.
+    /// The placeholders, one in each line.
     placeholders: String,
-    /// JSON with line breaks.
+    /// The sample as JSON with line breaks.
     sample: String,
     mandatory: bool,
     quiet_hours: String,
@@ -80,7 +80,7 @@ impl Draft {
         }
     }
 
-    /// What the form asks for.
+    /// Reads the event type from the fields of the form.
     fn read(&self) -> Result<EventTypeDraft, Problem> {
         let lines = self.placeholders.lines().map(str::trim).filter(|line| !line.is_empty());
         let sample = match self.sample.trim() {

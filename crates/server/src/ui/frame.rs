@@ -1,4 +1,4 @@
-//! Who is admitted to a page, and the frame around it: navigation, theme, tenant and messages.
+//! Checks who may open a page, and draws the frame around it: navigation, theme, tenant and messages.
 
 use std::sync::LazyLock;
 
@@ -25,7 +25,7 @@ use crate::html;
 use crate::problem::{Problem, ProblemKind, ProblemPage};
 use crate::read::Form;
 
-/// The number of tenants that the choice of a tenant offers. With more, the name is typed.
+/// The maximum number of tenants that the menu offers. With more tenants, a person types the name.
 const TENANTS_OFFERED: i64 = 100;
 /// The cookie that keeps the theme.
 const THEME: &str = "theme";
@@ -77,8 +77,8 @@ pub async fn admit(
     }
 }
 
-/// The address without its empty tenant: the choice of all tenants. The API refuses an empty name, because a script may
-/// have lost it.
+/// Returns the URL without its empty `tenant=`, with which the menu chooses all tenants. `None` if the URL has none.
+/// The API refuses an empty name, because a script may have lost the name.
 fn without_tenant(uri: &Uri) -> Option<String> {
     let query = uri.query()?;
     let kept: Vec<&str> = query.split('&').filter(|pair| *pair != "tenant=").collect();
@@ -110,7 +110,7 @@ impl Visitor {
         Self { csrf, theme: theme(&parts.headers), path, here, chosen_tenant, caller }
     }
 
-    /// The visitor on a question, whose forms lead back to the page before it.
+    /// Returns the visitor of a confirmation page, whose forms lead back to the page before it.
     pub fn asked_on(&self, page: &str) -> Self {
         let path = page.split(['?', '#']).next().unwrap_or("/").to_owned();
         Self { path, here: page.to_owned(), ..self.clone() }
@@ -129,7 +129,7 @@ impl Visitor {
         self.caller.whose().is_none()
     }
 
-    /// A link to a page of ours, which keeps the chosen tenant.
+    /// Returns a link to another page, which keeps the chosen tenant.
     pub fn link(&self, to: &str) -> String {
         with_tenant(to, self.chosen_tenant.as_deref())
     }
@@ -166,7 +166,7 @@ impl Visitor {
         content: Value,
     ) -> Result<Response, ProblemPage> {
         let frame = self.frame(app, title, status).await?;
-        // The values of the frame win, so that no page can replace its token or its tenant by accident.
+        // The values of the frame take precedence, so that no page replaces the token or the tenant by accident.
         drawn(status, name, context! { ..frame, ..content }).map_err(ProblemPage::from)
     }
 
@@ -210,7 +210,8 @@ impl Visitor {
         })
     }
 
-    /// The tenants to choose from, for people of scope `ops`. Others do not learn that there are several.
+    /// The tenants to choose from, for people with the scope `ops`. Other people do not learn that there are several
+    /// tenants.
     async fn tenants(&self, app: &App) -> Result<Option<Vec<String>>, Problem> {
         if !self.may(Scope::Ops) {
             return Ok(None);
@@ -259,7 +260,7 @@ fn navigation(here: &str, in_demo: bool, may: impl Fn(Option<Scope>) -> bool) ->
     shown(Group::ALL.map(of).into_iter().filter(|group| !group.pages.is_empty()).collect::<Vec<_>>())
 }
 
-/// Whether a page is this page of the navigation, or below it.
+/// Whether the path `here` is the page `page` of the navigation, or below it.
 fn is_within(here: &str, page: &str) -> bool {
     here == page || here.strip_prefix(page).is_some_and(|rest| page != "/" && rest.starts_with('/'))
 }
@@ -311,7 +312,7 @@ pub fn own_path(named: &str) -> String {
     parsed.map_or_else(|| "/".to_owned(), |uri| uri.to_string())
 }
 
-/// Whether a request reads a page, so that its address is a way back.
+/// Whether a request only reads a page, so that a person can be led back to its URL.
 pub fn reads(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD)
 }
@@ -344,7 +345,7 @@ fn engine() -> Environment<'static> {
         engine.set_syntax(syntax);
     }
     engine.set_loader(|name| Ok(PAGES.iter().find(|page| page.name == name).map(|page| page.text().into_owned())));
-    // Texts are escaped by the function that all of our HTML uses.
+    // Texts are escaped by the function that escapes all other HTML of the server.
     engine.set_formatter(|out, state, value| match value.as_str().filter(|_| !value.is_safe()) {
         Some(text) if *state.auto_escape() == AutoEscape::Html => Ok(out.write_str(&html::escape(text))?),
         _ => minijinja::escape_formatter(out, state, value),

@@ -27,7 +27,7 @@ impl Entry {
     }
 }
 
-/// Five kinds of teams, as in `docs/names.md`.
+/// Five kinds of systems whose names of the states are compared, as in `docs/names.md`.
 const OTHERS: [&str; 5] =
     ["A booking marketplace", "A team hub", "A hotel platform", "A home-alarm system", "An industrial control system"];
 
@@ -45,7 +45,6 @@ const NAMES: [(&[DeliveryState], [&str; 5]); 4] = {
     ]
 };
 
-/// The glossary.
 pub async fn page(State(app): State<AppState>, visitor: Visitor) -> Result<Response, ProblemPage> {
     let states = DeliveryState::ALL.map(|state| Entry::new(state.name(), of_state(state)));
     let reasons = Reason::ALL.map(|reason| Entry::new(reason.name(), of_reason(reason)));
@@ -132,7 +131,7 @@ fn of_reason(reason: Reason) -> (&'static str, &'static str) {
             "Ask the provider or the recipient. Mark it as delivered if it arrived; otherwise retry it and tick the box.",
         ),
         Reason::Config => (
-            "It cannot be sent as things are set up: a provider, a template, a list or our account is missing or wrong.",
+            "It cannot be sent as things are set up: a provider, its account, a template or a list is missing or wrong.",
             "Correct that, then retry it. A resumed provider does not retry it by itself.",
         ),
     }
@@ -189,7 +188,7 @@ const SKIPPED: [(&str, &str, &str); 11] = [
 mod tests {
     use super::*;
 
-    /// The texts of the modules that decide what is skipped.
+    /// The source code of the modules that decide which deliveries are skipped.
     const EXPANSION: [&str; 4] = [
         include_str!("../../../channel/src/model/expand.rs"),
         include_str!("../../../channel/src/model/fan_out.rs"),

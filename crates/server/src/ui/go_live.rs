@@ -11,7 +11,7 @@ use crate::go_live::{self, Standing};
 use crate::problem::ProblemPage;
 
 pub async fn page(State(app): State<AppState>, visitor: Visitor) -> Result<Response, ProblemPage> {
-    // It is about the installation, whichever tenant was chosen.
+    // The checklist is about the whole installation, whichever tenant was chosen.
     let store = visitor.caller.store_of_all(&app);
     let lines = go_live::checklist(&app, &store).await?;
     let left = lines.iter().filter(|line| line.standing == Standing::ToDo).count();

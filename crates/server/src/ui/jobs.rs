@@ -139,7 +139,7 @@ pub async fn cancel(
         };
         return question.ask(&app, &visitor).await;
     }
-    // A job that has ended meanwhile says so on its page.
+    // If the job has ended meanwhile, its page says so.
     visitor.store(&app).cancel_job(visitor.caller.whose(), job.id).await?;
     Ok(see(page))
 }

@@ -101,7 +101,7 @@ impl SignedIn {
     }
 }
 
-/// A form that was refused: which of the two, its fields, and the problem with them.
+/// A form that was refused: which of the two forms of the page, its fields, and the problem with them.
 struct Refused<'a> {
     form: &'static str,
     fields: &'a Fields,
@@ -175,7 +175,7 @@ fn scopes(fields: &Fields) -> Vec<String> {
     fields.all("scopes").into_iter().map(str::to_owned).collect()
 }
 
-/// Creates a key, and shows it this once.
+/// Creates a key, and shows it once.
 pub async fn create(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Result<Response, ProblemPage> {
     let fields: Fields = form?.into();
     match make_key(&app, &visitor, &fields).await {
@@ -200,7 +200,7 @@ async fn make_key(app: &App, visitor: &Visitor, fields: &Fields) -> Result<Strin
     Ok(people::create_key(app, &visitor.caller, &draft).await?.token.reveal().to_owned())
 }
 
-/// Creates a sign-in link, and shows it this once.
+/// Creates a sign-in link, and shows it once.
 pub async fn create_link(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Result<Response, ProblemPage> {
     let fields: Fields = form?.into();
     match make_link(&app, &visitor, &fields).await {
@@ -218,7 +218,8 @@ async fn make_link(app: &App, visitor: &Visitor, fields: &Fields) -> Result<Stri
     people::sign_in_link(app, &visitor.caller, person, people::scopes(&scopes(fields))?).await
 }
 
-/// Shows a secret in the answer to the form that made it. It is in no address and is not stored by the browser.
+/// Shows a secret in the answer to the form that made it. The secret is in no URL, and the browser does not store the
+/// answer.
 async fn show_once(
     app: &App,
     visitor: &Visitor,

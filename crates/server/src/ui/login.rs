@@ -25,14 +25,14 @@ pub struct Link {
 
 const TITLE: &str = "Sign in to Postcommit";
 
-/// The cookie with the page that was asked for before the sign-in. It lasts for an hour. It holds a path of ours and no
-/// secret, and browsers send it also after a link from a mail, which `SameSite=Strict` would forbid.
+/// The cookie with the page that was asked for before the sign-in. It lasts for an hour. It holds a path of this server
+/// and no secret. Browsers also send it after a click on a link in a mail, which `SameSite=Strict` would forbid.
 const BACK: &str = "__Host-postcommit-back";
 const BACK_LASTS_S: u32 = 3600;
-/// The maximum number of bytes of a kept address. A longer one is not kept.
+/// The maximum number of bytes of the path in the cookie. A longer path is not kept.
 const BACK_BYTES: usize = 2000;
 
-/// Leads somebody who is not signed in to the sign-in page, and keeps the page that was asked for.
+/// Redirects a person who is not signed in to the sign-in page, and keeps the path of the requested page in a cookie.
 pub fn to_sign_in(method: &Method, asked: &Uri) -> Response {
     let mut response = (StatusCode::SEE_OTHER, [(header::LOCATION, "/login")]).into_response();
     let path = asked.path_and_query().map_or("/", |path| path.as_str());
@@ -46,7 +46,7 @@ pub fn to_sign_in(method: &Method, asked: &Uri) -> Response {
     response
 }
 
-/// The page that was asked for before the sign-in.
+/// Returns the path of the page that was requested before the sign-in.
 fn way_back(headers: &HeaderMap) -> String {
     let kept = cookie_named(headers, BACK).map(|kept| percent_decode_str(kept).decode_utf8_lossy().into_owned());
     own_path(&kept.unwrap_or_default())
@@ -64,7 +64,8 @@ pub async fn login_page(headers: HeaderMap, link: Result<Params<Link>, Problem>)
     Ok(html::page(StatusCode::OK, TITLE, &form))
 }
 
-/// A link from another site brings no cookie, so a person who is signed in may see this page. The link back brings it.
+/// With a link from another site, the browser does not send the session cookie, so a person who is signed in may see
+/// this page. With the link on this page, the browser sends it.
 fn how_to_sign_in(headers: &HeaderMap) -> Response {
     let back = html::escape(&way_back(headers));
     let content = format!(
@@ -75,7 +76,7 @@ fn how_to_sign_in(headers: &HeaderMap) -> Response {
     html::page(StatusCode::OK, TITLE, &content)
 }
 
-/// Uses up the link and starts a session.
+/// Starts a session with a sign-in link, which then no longer works.
 pub async fn login(
     State(app): State<AppState>,
     client: Option<Extension<Client>>,
@@ -103,7 +104,7 @@ pub async fn login(
     // The secret is revealed here to send it to the browser, which keeps it.
     let cookie = format!("{COOKIE}={}; Path=/; Secure; HttpOnly; SameSite=Strict", begun.token.reveal());
     let back = way_back(&headers);
-    // A newcomer begins with the tour.
+    // In a demo, the first page is the tour.
     let place = if app.demo.is_some() && back == "/" { "/demo".to_owned() } else { back };
     let mut response = (StatusCode::SEE_OTHER, [(header::LOCATION, place)]).into_response();
     for cookie in [cookie, ended(BACK)] {
@@ -114,7 +115,7 @@ pub async fn login(
     Ok(response)
 }
 
-/// Ends the session.
+/// Ends the session of the person who is signed in.
 pub async fn sign_out(
     State(app): State<AppState>,
     visitor: Visitor,

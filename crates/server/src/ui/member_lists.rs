@@ -22,7 +22,7 @@ const ROWS: i64 = 50;
 /// Members are counted up to this number in the list of lists. The page of a list has the exact number.
 const COUNTED: i64 = 1000;
 
-/// A list in the list.
+/// A row of the list of lists.
 #[derive(Serialize)]
 struct Row {
     href: String,
@@ -33,7 +33,7 @@ struct Row {
     updated_at: String,
 }
 
-/// The lists of recipients, ordered by name; or the form of a new one.
+/// Shows the lists of recipients, ordered by name, or the form for a new list.
 pub async fn list(
     State(app): State<AppState>,
     visitor: Visitor,
@@ -96,7 +96,7 @@ pub async fn create(State(app): State<AppState>, visitor: Visitor, form: Posted)
     }
 }
 
-/// A member in the list's page.
+/// A member on the page of a list.
 #[derive(Serialize)]
 struct Member {
     kind: String,

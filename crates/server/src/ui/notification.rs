@@ -34,14 +34,14 @@ const ATTEMPTS: i64 = 100;
 /// The states of deliveries that can be cancelled.
 const WAITING: [&str; 2] = ["pending", "retrying"];
 
-/// The policy of a mail's HTML. It runs nothing, loads nothing and sends nothing. Mails bring their own styles, which can
-/// reach nothing either, because the frame has an origin of its own.
+/// The content security policy of a mail's HTML. The mail cannot run, load or send anything. Its own styles are
+/// allowed, because its iframe is sandboxed and has an origin of its own.
 pub const MAIL_POLICY: HeaderValue = HeaderValue::from_static(
     "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none'; \
      frame-ancestors 'self'",
 );
 
-/// A notification and the delivery of it that is looked at.
+/// A notification, and the delivery whose details the page shows.
 struct Found {
     note: StoredNotification,
     rows: Vec<DeliveryRow>,
@@ -115,7 +115,7 @@ async fn find(app: &App, visitor: &Visitor, id: &str, n: Option<i32>) -> Result<
     let (mut rows, has_more) = (page.rows, page.more.is_some());
     let states = store.delivery_states(note.tenant, id, None).await?;
     if has_more && states.of(&["parked"]) > 0 {
-        // Those that need a person come first.
+        // Parked deliveries come first, because they need a person.
         let parked = DeliveryFilter { states: vec!["parked".into()], limit: PARKED, ..filter };
         let parked = store.delivery_rows(&parked).await?.rows;
         rows.retain(|row| parked.iter().all(|one| one.n != row.n));
@@ -123,7 +123,8 @@ async fn find(app: &App, visitor: &Visitor, id: &str, n: Option<i32>) -> Result<
     }
     let named = n.filter(|n| !rows.iter().any(|row| row.n == *n));
     if let Some(n) = named {
-        // A delivery beyond those that are shown. Number 0 is gone if the notification was expanded meanwhile.
+        // The query names a delivery that is not among the shown ones. Number 0 no longer exists if the notification
+        // was expanded meanwhile.
         match store.delivery_row(Some(note.tenant), DeliveryId { notification: id, n }, false).await? {
             Some(row) => rows.push(row),
             None if n == 0 => {}
@@ -196,7 +197,7 @@ impl Related {
     }
 }
 
-/// The full address, by which people who may act find other deliveries to the same recipient.
+/// Returns the full address, with which people who may act find other deliveries to the same recipient.
 async fn address(app: &App, visitor: &Visitor, key: DeliveryKey) -> Result<Option<String>, Problem> {
     if !visitor.may(Scope::Operate) {
         return Ok(None);
@@ -219,7 +220,7 @@ fn acts(visitor: &Visitor, note: &StoredNotification, row: &DeliveryRow, states:
     }
 }
 
-/// The content of a delivery, rendered again, or why it cannot be.
+/// Renders the content of a delivery again, or returns why it cannot be rendered.
 pub async fn as_sent(
     app: &App,
     visitor: &Visitor,

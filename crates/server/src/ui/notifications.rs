@@ -1,4 +1,4 @@
-//! The list of deliveries, with its filters and pages (E12).
+//! The list of deliveries, with its filters and pages.
 
 pub mod errors;
 pub mod export;
@@ -84,7 +84,7 @@ async fn draw(
         rows => shown(rows),
         chosen_view => views.iter().find(|view| view.is_chosen).map(|view| view.name.as_str()),
         views => shown(&views),
-        // A refused view is answered at another address, which is no way back.
+        // The answer to a refused view has another URL, to which forms cannot lead back.
         back => refused.is_some().then(|| visitor.link(&filter.first_page())),
         view_chars => views::NAME_CHARS,
         refused => shown(refused),
@@ -96,7 +96,7 @@ async fn draw(
 /// them would read all of it.
 fn pills(filter: &Filter, kpis: &Kpis) -> Vec<StatePill> {
     let (queue, parked) = (&kpis.total.queue, &kpis.total.parked);
-    // The counts know no other condition.
+    // The counts are known only per state, so they are hidden if the filter has another condition.
     let is_counted = filter.with("state", "").with("stuck", "").has_only(&[]);
     let chosen = (filter.get("state"), filter.get("stuck"));
     let pill = |label, state: &str, count: Option<i64>| {
@@ -123,15 +123,15 @@ fn pills(filter: &Filter, kpis: &Kpis) -> Vec<StatePill> {
     ]
 }
 
-/// The acts on everything that matches the filter.
+/// The labels of the acts on all deliveries that match the filter.
 #[derive(Serialize)]
 struct AllThatMatch {
     retry: String,
     discard: Option<&'static str>,
 }
 
-/// What can be done with everything that matches. The number is only known here if the state is the only condition;
-/// otherwise the page that asks for confirmation counts.
+/// Returns the acts on all deliveries that match the filter. Their number is only known here if the state is the only
+/// condition; otherwise the page that asks for a confirmation counts them.
 fn all_that_match(filter: &Filter, kpis: &Kpis) -> Option<AllThatMatch> {
     let (count, discard) = match filter.get("state") {
         "parked" => (kpis.total.parked.total, Some("Discard all that match…")),
@@ -149,7 +149,7 @@ fn all_that_match(filter: &Filter, kpis: &Kpis) -> Option<AllThatMatch> {
     Some(AllThatMatch { retry, discard })
 }
 
-/// The values of the form's fields.
+/// Returns the values of the fields of the filter form.
 fn fields(filter: &Filter) -> std::collections::BTreeMap<&'static str, String> {
     let names = [
         "state",

@@ -1,4 +1,4 @@
-//! The overview: what is going on, and whether something needs a person (E10, E11).
+//! The overview: the numbers of the last hours, and the problems that need a person.
 
 pub mod lanes;
 pub mod latency;
@@ -40,7 +40,7 @@ const RANGES: [Range; 3] = [
     Range { name: "48h", words: "Last 48 hours", minutes: 2880, per_bar: 60, bar_words: "per hour" },
 ];
 
-/// A number with its label.
+/// A number of the overview, with its label.
 #[derive(Serialize)]
 struct Tile {
     value: String,
@@ -49,7 +49,7 @@ struct Tile {
     is_bad: bool,
 }
 
-/// Something that needs a person.
+/// A problem that needs a person.
 #[derive(Serialize)]
 pub struct Attention {
     tint: &'static str,
@@ -60,7 +60,6 @@ pub struct Attention {
     open: &'static str,
 }
 
-/// The overview.
 pub async fn page(
     State(app): State<AppState>,
     visitor: Visitor,
@@ -76,7 +75,7 @@ pub async fn page(
     };
     let latencies = Latencies::of(&app.tallies.latencies(&app, &visitor.caller, &providers).await?);
     let tenants = if visitor.sees_all() { store.tenants().await? } else { Default::default() };
-    // The role of one tenant may not read the permits, which have no column for the tenant.
+    // The permits have no tenant column, so the database role of one tenant may not read them.
     let in_use = visitor.caller.store_of_all(&app).permits_in_use(visitor.caller.whose()).await?;
     let permits = Permits { in_use, now: store.now().await? };
     let mut all = lanes(&providers, &tenants, &kpis, &latencies, &permits);
@@ -121,7 +120,7 @@ fn tiles(kpis: &Kpis, range: &Range) -> Vec<Tile> {
     let share = if finished == 0 {
         "–".to_owned()
     } else {
-        // Rounded down, so that 100 % means all of them.
+        // Rounded down, so that 100 % means all deliveries.
         let share = (good as f64 / finished as f64 * 10_000.0).floor() / 100.0;
         if total.failed == 0 { "100 %".to_owned() } else { format!("{share:.2} %") }
     };
@@ -154,7 +153,7 @@ fn tiles(kpis: &Kpis, range: &Range) -> Vec<Tile> {
     ]
 }
 
-/// What needs a person, if anything does.
+/// Returns the problems that need a person.
 async fn attention(app: &App, visitor: &Visitor, kpis: &Kpis, lanes: &[Lane]) -> Result<Vec<Attention>, DbError> {
     let mut all: Vec<Attention> = lanes.iter().filter_map(Lane::attention).collect();
     let shut = &kpis.shut;
@@ -218,8 +217,8 @@ async fn attention(app: &App, visitor: &Visitor, kpis: &Kpis, lanes: &[Lane]) ->
     Ok(all)
 }
 
-/// The minutes of a period. It ends with the bar that is not full yet, so that all bars begin at a full hour or half
-/// hour.
+/// Returns the time range of a period. It ends with the bar of the current time, so that every bar begins at a multiple
+/// of its length, such as a full hour.
 fn span_of(range: &Range, now: Timestamp) -> Result<TimeRange, Problem> {
     let per_bar = i64::try_from(range.per_bar).unwrap_or(1) * 60_000_000;
     let until = now.as_micros() - now.as_micros().rem_euclid(per_bar) + per_bar;

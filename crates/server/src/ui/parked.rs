@@ -1,4 +1,4 @@
-//! Parked deliveries, grouped by the class of their error (B7).
+//! Parked deliveries, grouped by the class of their error.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -14,7 +14,7 @@ use super::words::{grouped, sentence_case, shown};
 use crate::app::{App, AppState};
 use crate::problem::{Problem, ProblemPage};
 
-/// The maximum number of groups. There are twelve classes, and a group without one.
+/// The maximum number of groups. There are twelve classes of errors, and a group for deliveries without a class.
 const GROUPS: usize = 20;
 /// The maximum number of codes that a group names.
 const CODES: usize = 4;
@@ -24,7 +24,7 @@ const CODES: usize = 4;
 struct Group {
     title: String,
     count: i64,
-    /// How many of them may have arrived.
+    /// How many deliveries of the group may have arrived.
     unclear: i64,
     codes: String,
     /// The list of the group. `None` if no filter selects it.

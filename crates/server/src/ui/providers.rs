@@ -1,4 +1,4 @@
-//! Providers: the list, and one provider with its settings, its lane and what happened to it.
+//! Providers: the list, and one provider with its settings, its lane, its newest attempts and its newest changes.
 
 pub mod acts;
 pub mod callback;
@@ -32,11 +32,11 @@ use crate::providers::{stored_secrets, workshop};
 use catalogue::Entry;
 use lane::LaneState;
 
-/// The maximum number of providers of the list. A tenant has at most as many.
+/// The maximum number of providers in the list, which is also the maximum number of a tenant.
 const PROVIDERS: usize = 200;
 /// The number of newest attempts of a tenant in which errors and latencies are looked for.
 const ATTEMPTS: i64 = 500;
-/// The maximum number of tenants whose attempts are read, for people who see all of them.
+/// The maximum number of tenants whose attempts are read, for people who see all tenants.
 const TENANTS: usize = 5;
 /// The number of attempts that the page of a provider shows.
 const ATTEMPTS_SHOWN: usize = 10;
@@ -45,7 +45,7 @@ const ACTS_SHOWN: i64 = 20;
 /// The maximum number of paused or held receivers that are shown, for one provider and for a list.
 const HOSTS_SHOWN: i64 = 100;
 const HOSTS_LISTED: i64 = 1000;
-/// The period of the numbers.
+/// The period over which deliveries are counted.
 const DAY: Duration = Duration::from_secs(86_400);
 
 /// A provider in the list.
@@ -125,7 +125,7 @@ pub async fn list(State(app): State<AppState>, visitor: Visitor) -> Result<Respo
     visitor.page(&app, "providers.html", "Providers", context! { rows => shown(rows), has_more }).await
 }
 
-/// What closes lanes beside a pause or a hold of the whole lane.
+/// The closed receivers of lanes, and the lanes whose secrets cannot be decrypted.
 struct Closed {
     hosts: Vec<ClosedHost>,
     unopened: BTreeMap<i32, NotDecrypted>,
@@ -161,7 +161,7 @@ fn said(attempt: &AttemptRow) -> String {
     dotted([attempt.code.clone(), attempt.detail.clone()])
 }
 
-/// The page of the notification that has this delivery.
+/// Returns the URL of the page of the notification, with this delivery chosen.
 fn delivery_page(delivery: &str) -> String {
     match delivery.rsplit_once('.') {
         Some((notification, n)) => format!("/notifications/{notification}?n={n}"),
@@ -169,7 +169,8 @@ fn delivery_page(delivery: &str) -> String {
     }
 }
 
-/// The numbers of a provider. A group without a tenant belongs to the only tenant that is counted.
+/// Returns the counts of a provider. If only one tenant is counted, `tenant` is `None` and the name alone identifies
+/// the provider.
 fn group_of<'k>(kpis: &'k Kpis, name: &str, tenant: Option<&str>) -> Option<&'k KpiGroup> {
     let is_of = |group: &&KpiGroup| group.label == name && (tenant.is_none() || group.tenant.as_deref() == tenant);
     kpis.groups.iter().find(is_of)
@@ -243,7 +244,7 @@ fn attempt(attempt: &AttemptRow) -> Attempt {
     }
 }
 
-/// The state whose pill shows an outcome.
+/// Returns the state that a pill shows for an outcome.
 fn outcome(outcome: &str) -> &'static str {
     match outcome {
         "sent" => "sent",

@@ -6,7 +6,8 @@ use crate::cursor::decode;
 use crate::problem::Problem;
 use crate::read::holds_no_nul;
 
-/// The parameters of an address, without the result of the last act and without the tenant, which links keep anyway.
+/// The parameters of a URL, without `done`, the result of the last act, and without `tenant`, which every link adds
+/// itself.
 #[derive(Default, Clone)]
 pub struct Query(Vec<(String, String)>);
 
@@ -34,7 +35,7 @@ impl Query {
         Self(others.chain([(name.to_owned(), value.to_owned())]).collect())
     }
 
-    /// The address of a page with this query.
+    /// Returns the URL of a page with this query.
     pub fn at(&self, path: &str) -> String {
         let query = form_urlencoded::Serializer::new(String::new()).extend_pairs(&self.0).finish();
         if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") }

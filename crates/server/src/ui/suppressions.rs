@@ -26,7 +26,7 @@ const FIELDS: [&str; 4] = ["channel", "address", "reason", "until"];
 /// A suppression in the list.
 #[derive(Serialize)]
 struct Row {
-    /// The path of the form that removes it.
+    /// The path of the form that removes the suppression.
     action: String,
     state: &'static str,
     channel: String,
@@ -108,9 +108,10 @@ pub async fn add(State(app): State<AppState>, visitor: Visitor, form: Posted) ->
     }
 }
 
-/// The end that was typed. The browser's field has minutes and no zone.
+/// Parses the typed end of a suppression. A browser's time field sends no seconds and no zone.
 fn until(typed: &Typed) -> Result<Option<Timestamp>, Problem> {
-    let wrong = |text: &str| Problem::invalid("until", format!("is {text:?}; give a day and a time in UTC"));
+    let wrong =
+        |text: &str| Problem::invalid("until", format!("is {text:?}; write a time in UTC such as 2026-03-15T08:12"));
     let Some(text) = typed.some("until") else { return Ok(None) };
     let full = if text.len() == 16 { format!("{text}:00Z") } else { text.clone() };
     full.parse().map(Some).map_err(|_| wrong(&text))
@@ -137,7 +138,7 @@ pub async fn remove(State(app): State<AppState>, visitor: Visitor, form: Posted)
         return question.ask(&app, &visitor).await;
     }
     let store = visitor.caller.store_of_one(&app);
-    // One that another person removed meanwhile is removed all the same.
+    // It is no error if another person has removed the suppression meanwhile.
     store.remove_suppression(visitor.caller.tenant(), channel, address).await?;
     Ok(see(Done::one("not-suppressed").at(&visitor.link("/suppressions"))))
 }

@@ -1,5 +1,5 @@
-//! The system: what `doctor` finds, the workers and their leases, old transactions, and the space that is taken. It
-//! concerns all tenants.
+//! The page about the installation, for all tenants: the findings of `doctor`, the workers and their leases, old
+//! transactions, and the space that tables take.
 
 use std::time::Duration;
 
@@ -43,7 +43,6 @@ impl From<Finding> for Shown {
     }
 }
 
-/// The page of the system.
 pub async fn page(State(app): State<AppState>, visitor: Visitor) -> Result<Response, ProblemPage> {
     let store = visitor.caller.store_of_all(&app);
     let (bad, good) = findings(&app, &store).await;
@@ -59,7 +58,7 @@ pub async fn page(State(app): State<AppState>, visitor: Visitor) -> Result<Respo
     visitor.page(&app, "system.html", "System", content).await
 }
 
-/// What needs attention, the worst first, and what is fine.
+/// Returns the findings that need attention, the worst first, and the findings that are fine.
 async fn findings(app: &App, store: &Store) -> (Vec<Shown>, Vec<Shown>) {
     let installation =
         Installation { store, database: app.database.clone(), keys: &app.tools.keys, egress: &app.tools.egress };
@@ -141,7 +140,7 @@ fn facts(app: &App) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// `1.2 GB`.
+/// Formats a size, e.g. `1.2 GB`.
 fn size(bytes: i64) -> String {
     const UNITS: [&str; 5] = ["bytes", "KB", "MB", "GB", "TB"];
     let (mut size, mut unit) = (bytes as f64, 0);

@@ -1,5 +1,5 @@
-//! Templates: the list. `editor` shows, previews and saves one; `draft` is its form; `versions` are its history and
-//! what is done with it as a whole; `trial` sends a test.
+//! Templates: the list. `editor` shows, previews and saves one template; `draft` is its form; `versions` has its
+//! history and the acts on the whole template; `trial` sends a test.
 
 mod difference;
 mod draft;
@@ -37,14 +37,14 @@ struct Row {
     state: &'static str,
     event_type: String,
     channel: String,
-    /// Language, audience and scope.
+    /// The language, the audience and the scope of the template.
     place: String,
     version: i32,
     tenant: String,
     updated_at: String,
 }
 
-/// The list of templates, ordered by id; or the form of a new one.
+/// Shows the templates, ordered by id, or the form for a new template.
 pub async fn list(
     State(app): State<AppState>,
     visitor: Visitor,
@@ -105,7 +105,7 @@ fn listed(visitor: &Visitor, row: TemplateRow) -> Row {
     }
 }
 
-/// The page of a template.
+/// Returns the URL of the page of a template.
 fn path(id: &str) -> String {
     format!("/templates/{}", segment(id))
 }

@@ -1,4 +1,4 @@
-//! What a person typed into a form, and what is wrong with it. A refused form comes back with both.
+//! The values that a person typed into a form, and the problems with them. A refused form is shown again with both.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ use crate::problem::Problem;
 #[derive(Default, Serialize)]
 pub struct Typed {
     values: BTreeMap<String, String>,
-    /// What is wrong, by field.
+    /// The problems, by field.
     errors: BTreeMap<String, String>,
-    /// What is wrong with no field of the form.
+    /// A problem that belongs to no field of the form.
     problem: Option<String>,
-    /// Whether the person may only read.
+    /// Whether the person may read the form but not change it.
     pub locked: bool,
     #[serde(skip)]
     status: StatusCode,
@@ -52,7 +52,7 @@ impl Typed {
         Some(self.get(name)).filter(|text| !text.is_empty()).map(str::to_owned)
     }
 
-    /// The fields, for a form that repeats them.
+    /// Returns the fields that are not empty, for a form that repeats them.
     pub fn repeated(&self) -> Vec<(String, String)> {
         self.values.iter().filter(|(_, value)| !value.is_empty()).map(|(n, v)| (n.clone(), v.clone())).collect()
     }

@@ -15,7 +15,7 @@ use crate::problem::{Problem, ProblemKind, ProblemPage};
 
 const TITLE: &str = "Unsubscribe";
 
-/// The page with the messages that the link stops, and the button.
+/// Shows which messages the link stops, and the button that unsubscribes.
 pub async fn unsubscribe_page(
     State(app): State<AppState>,
     client: Option<Extension<Client>>,

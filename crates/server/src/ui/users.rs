@@ -1,4 +1,4 @@
-//! Users: the list with its search. `users/one.rs` is the page of one user, `users/acts.rs` what is done there.
+//! Users: the list with its search. `users/one.rs` is the page of one user, `users/acts.rs` has the acts on users.
 
 pub mod acts;
 pub mod one;
@@ -35,7 +35,7 @@ struct Row {
     updated_at: String,
 }
 
-/// The list of users, ordered by id, or those that a search finds; or the form of a new one.
+/// Shows the users, ordered by id, or the users that a search finds, or the form for a new user.
 pub async fn list(
     State(app): State<AppState>,
     visitor: Visitor,
@@ -93,7 +93,7 @@ fn listed(visitor: &Visitor, row: UserRow) -> Row {
     }
 }
 
-/// The page of a user.
+/// Returns the URL of the page of a user.
 pub fn path(id: &str) -> String {
     format!("/users/{}", segment(id))
 }

@@ -31,15 +31,16 @@ pub fn add_to(engine: &mut Environment<'_>) {
     });
 }
 
-/// What is kept as it is in a segment of a path.
+/// The characters that are percent-encoded in a segment of a path: all except letters, digits, `-`, `.`, `_` and `~`.
 const UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// A text as one segment of a path. Ids may contain slashes.
+/// Encodes a text as one segment of a path, because ids may contain slashes.
 pub fn segment(text: &str) -> String {
     utf8_percent_encode(text, UNRESERVED).to_string()
 }
 
-/// Escapes the value of a field, which is sent back with every character: unlike [`escape`], it replaces none.
+/// Escapes the value of a form field. Unlike [`escape`], it replaces no character, because the form sends the value
+/// back.
 fn typed(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -49,7 +50,7 @@ fn typed(text: &str) -> String {
             '>' => safe.push_str("&gt;"),
             '"' => safe.push_str("&quot;"),
             '\'' => safe.push_str("&#39;"),
-            // A plain CR would be read as a line feed.
+            // A browser would read a plain CR as a line feed.
             '\r' => safe.push_str("&#13;"),
             c => safe.push(c),
         }
@@ -57,7 +58,7 @@ fn typed(text: &str) -> String {
     safe
 }
 
-/// A value for a template.
+/// Converts a value for the template of a page.
 pub fn shown(value: impl Serialize) -> Value {
     Value::from(Serde(value))
 }
@@ -73,7 +74,7 @@ fn tint(state: &str) -> &'static str {
     }
 }
 
-/// A state as shape, word and tint. The shapes are in the frame.
+/// A state as shape, word and tint. `frame.html` has the shapes.
 pub fn pill(state: &str) -> String {
     let shape = match state {
         "sent" => "dot",
@@ -92,12 +93,12 @@ pub fn pill(state: &str) -> String {
     )
 }
 
-/// A number with separators.
+/// Formats a number with separators between the thousands.
 pub fn grouped(number: i64) -> String {
     chart::grouped(&number.to_string())
 }
 
-/// `1 delivery`, `2 deliveries`.
+/// Returns a number of deliveries in words, e.g. `1 delivery` or `2 deliveries`.
 pub fn counted(deliveries: i64) -> String {
     if deliveries == 1 { "1 delivery".into() } else { format!("{} deliveries", grouped(deliveries)) }
 }
@@ -115,23 +116,23 @@ fn moment(at: &str) -> String {
     format!(r#"<time datetime="{}" title="{plain}" data-ago>{words}</time>"#, escape(at))
 }
 
-/// The time of day, `08:12:03`.
+/// Returns the time of day of a timestamp, e.g. `08:12:03`.
 pub fn time(at: &str) -> String {
     at.chars().skip(11).take(8).collect()
 }
 
-/// The day, `2026-03-15`.
+/// Returns the day of a timestamp, e.g. `2026-03-15`.
 pub fn day(at: &str) -> String {
     at.chars().take(10).collect()
 }
 
-/// The time of day. The date is in the title.
+/// Formats the time of day as HTML. The tooltip has the date.
 fn time_of_day(at: &str) -> String {
     let time = time(at);
     format!(r#"<time datetime="{}" title="{}">{}</time>"#, escape(at), plain(at), escape(&time))
 }
 
-/// `2026-03-15 08:12:03 UTC`.
+/// Formats a time, e.g. `2026-03-15 08:12:03 UTC`.
 fn plain(at: &str) -> String {
     let mut text: String = at.chars().take(19).map(|c| if c == 'T' { ' ' } else { c }).collect();
     text.push_str(" UTC");
@@ -148,7 +149,7 @@ pub fn relative(micros: i64) -> String {
     if micros < 0 { format!("{words} ago") } else { format!("in {words}") }
 }
 
-/// A length of time in one unit.
+/// Formats a length of time in one unit, e.g. `48 s` or `2 h`.
 pub fn span(seconds: u64) -> String {
     let (count, unit) = match seconds {
         0..=119 => (seconds, "s"),
@@ -159,7 +160,7 @@ pub fn span(seconds: u64) -> String {
     format!("{count} {unit}")
 }
 
-/// Joins the parts that are there with a middle dot.
+/// Joins the parts that are not empty with a middle dot.
 pub fn dotted(parts: impl IntoIterator<Item = Option<String>>) -> String {
     let mut text = String::new();
     for part in parts.into_iter().flatten().filter(|part| !part.is_empty()) {

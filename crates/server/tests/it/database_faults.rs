@@ -55,14 +55,15 @@ fn an_outage_of_postgresql_is_logged_when_it_begins_and_when_it_ends() {
     let installation = Installation::on(&cluster, Hooks::of(Guarantee::Idempotent));
     let server = installation.serve();
     cluster.stop_immediate();
-    let lost = server.wait_for_line("the database is lost");
+    let lost = server.wait_for_line("the database cannot be reached; nothing is claimed");
     assert!(lost.contains("ERROR"), "{lost}");
     cluster.start_again();
-    let back = server.wait_for_line("the database is back");
+    let back = server.wait_for_line("the database answers again");
     assert!(back.contains("INFO"), "{back}");
     let lines = server.output();
     let count = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
-    assert_eq!((count("the database is lost"), count("the database is back")), (1, 1), "{lines:#?}");
+    let ends = (count("the database cannot be reached; nothing is claimed"), count("the database answers again"));
+    assert_eq!(ends, (1, 1), "{lines:#?}");
     assert!(is_alive(&server));
 }
 

@@ -53,8 +53,8 @@ pub async fn answer_browsers(State(app): State<AppState>, request: Request, next
 /// The maximum number of origins that one process logs, because any client can send any origin.
 const LOGGED: usize = 100;
 
-/// Logs each origin that may not call the inbox once. The browser shows only a CORS error, which does not name the
-/// setting.
+/// Logs once each origin that may not call the inbox. The browser shows only a CORS error, which does not name the
+/// setting `inbox.origins`.
 fn note_refused(headers: &HeaderMap) {
     static SEEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());

@@ -34,14 +34,14 @@ use crate::read::Params;
 const LONGEST: Duration = Duration::from_secs(600);
 /// The maximum number of inbox streams (open browser pages) of one user at one server.
 const PAGES_OF_ONE: usize = 20;
-/// The last bytes of every stream: the time after which the client reconnects.
+/// The last bytes of every stream: the client reconnects after 2,000 ms.
 const FAREWELL: &str = "retry: 2000\n\n";
 /// The maximum number of frames that wait for a slow client.
 const WAITING: usize = 16;
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// The position at which the stream begins. It has no `Debug`, because it may contain a token.
+/// The position at which the stream begins. The type has no `Debug`, because it may contain a token.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -55,7 +55,7 @@ pub struct Following {
     token: Option<String>,
 }
 
-/// A visitor whose token may be in the query.
+/// A visitor whose token may be in the query string, because `EventSource` cannot send headers.
 pub struct Follower(Visitor);
 
 impl FromRequestParts<AppState> for Follower {
@@ -126,7 +126,7 @@ fn last_event_id(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
     })
 }
 
-/// One client of a stream.
+/// The stream of one client.
 struct InboxStream {
     app: AppState,
     visitor: Visitor,
@@ -235,7 +235,7 @@ fn frames_of(changes: &InboxChanges) -> Bytes {
 }
 
 fn event(text: &mut String, name: &str, id: Option<i64>, data: &impl Serialize) {
-    // A line break in JSON is white space, but in a stream it would end the line.
+    // A line break in JSON is white space, but in an event stream it would end the `data:` line.
     let data = output::escaped(serde_json::to_string(data).unwrap_or_default().replace(['\n', '\r'], " "));
     let id = id.map(|id| format!("id: {id}\n")).unwrap_or_default();
     text.push_str(&format!("event: {name}\n{id}data: {data}\n\n"));

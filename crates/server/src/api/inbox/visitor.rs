@@ -22,11 +22,11 @@ use crate::problem::{Problem, ProblemKind};
 
 /// A caller that may open the inbox of the path.
 pub struct Visitor {
-    /// The store as the caller may see it.
+    /// The store, limited to the tenants that the caller may see, with the caller as the actor of changes.
     pub store: Store,
     pub tenant: i32,
     pub user: String,
-    /// The remaining validity of the token, by the database's clock.
+    /// The remaining validity of a user token, by the database's clock. `None` for a key or a session.
     pub left: Option<Duration>,
     pass: Pass,
 }
@@ -88,7 +88,7 @@ const NO_TOKEN: &str = "the token is missing; send a user token of this inbox, o
     (POST /v1/inbox/{user}/token creates a user token)";
 const OTHER_USER: &str = "the token belongs to another user; use a token of the user whose inbox this is";
 
-/// Logs a refusal that the application's page causes and not its user, so that the developer of the page finds it.
+/// Logs a refusal that is an error of the application's page, so that the developer of the page finds it.
 fn noted(refusal: Problem) -> Problem {
     tracing::warn!(problem = %refusal, "a request for an inbox was refused; check the token and the user that the page sends");
     refusal

@@ -160,8 +160,8 @@ fn unclear_line(ids: &[Option<DeliveryId>]) -> String {
 fn problem(id: DeliveryId, act: Act, acted: &Acted) -> Option<(Exit, String)> {
     let why_not = match act {
         Act::Retry => {
-            "only parked deliveries can be retried; `postcommit dispatch --once --id NOTIFICATION` sends a waiting one \
-             now"
+            "only parked deliveries can be retried; `postcommit dispatch --once --id NOTIFICATION` sends a waiting \
+             delivery now"
         }
         Act::Discard => "only parked deliveries can be discarded",
         Act::Cancel => "only waiting deliveries can be cancelled",

@@ -55,7 +55,7 @@ impl CancelArgs {
         }
         let states: BTreeSet<String> = rows.into_iter().map(|row| row.state).collect();
         let discard =
-            if states.contains("parked") { "; `postcommit deliveries discard` discards parked ones" } else { "" };
+            if states.contains("parked") { "; `postcommit deliveries discard` discards parked deliveries" } else { "" };
         let states = states.into_iter().collect::<Vec<_>>().join(", ");
         Ok(format!("the deliveries{of_type} about entity {entity:?} are {states}; {ONLY_UNSENT}{discard}"))
     }

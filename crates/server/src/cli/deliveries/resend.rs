@@ -91,14 +91,14 @@ impl ResendArgs {
         let Some(note) = store.notification(None, id).await? else { return Ok(String::new()) };
         let Some(entity) = note.entity else {
             return Ok(format!(
-                "; notification {id} has no entity, so it cannot be resent: enqueue it under a new key"
+                "; notification {id} has no entity, so it cannot be resent; enqueue it again with a new key"
             ));
         };
         let (tenant, channel) = (&note.tenant_name, &self.channel);
         let flag = if tenant == "default" { String::new() } else { format!(" --tenant {tenant}") };
         Ok(format!(
-            "; the given entity is the id of a notification or delivery. Give its entity: `postcommit deliveries resend {entity} \
-             --channel {channel}{flag}`"
+            "; the given entity is the id of a notification or delivery. Give the entity of the notification: \
+             `postcommit deliveries resend {entity} --channel {channel}{flag}`"
         ))
     }
 }

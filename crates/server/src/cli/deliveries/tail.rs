@@ -13,7 +13,7 @@ use super::which::Which;
 use crate::cli::notifications::CAPTURED;
 use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
 
-/// The period that each query covers, in microseconds. An attempt has the time of its begin but is written at its end,
+/// The period that each query covers, in microseconds. An attempt is written when it ends, with the time when it began,
 /// so each query must go back in time.
 const REACH: i64 = 120_000_000;
 /// The age in microseconds after which a notification is no longer followed.
@@ -58,7 +58,7 @@ impl Tail {
 }
 
 /// The attempts whose deliveries match the filter in their current state. An attempt and the new state of its delivery
-/// are written in one commit.
+/// are written in one commit, so the state is never older than the attempt.
 async fn matching(
     store: &Store,
     filter: &DeliveryFilter,
@@ -95,7 +95,7 @@ fn first_id(micros: i64) -> Uuid {
 fn line(a: &AttemptRow) -> String {
     let word = |text: &Option<String>| text.as_ref().map(|text| format!("  {text}")).unwrap_or_default();
     let captured = if a.captured { format!("  {CAPTURED}") } else { String::new() };
-    // Without a code the detail is a warning.
+    // The detail of an attempt without an error code is a warning.
     let warning = if a.code.is_none() { word(&a.detail) } else { String::new() };
     let error = format!("{captured}{}{}{warning}", word(&a.code), word(&a.error_class));
     let (provider, id) = (or_dash(&a.provider), &a.delivery_id);

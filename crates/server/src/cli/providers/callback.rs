@@ -57,7 +57,7 @@ impl CallbackArgs {
     }
 }
 
-/// How callbacks of a provider are verified, for `providers show`. Null if its driver takes none.
+/// How callbacks of a provider are verified, for `providers show`. Null if its driver takes no callbacks.
 pub(super) fn shown(keys: &KeySource, provider: &Provider) -> Value {
     let is_taken = driver::kind(&provider.driver).is_ok_and(|kind| kind.callback.is_some());
     let trust = || callbacks::trust(keys, provider).map_or("unknown", callbacks::name);

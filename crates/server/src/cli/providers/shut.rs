@@ -51,7 +51,7 @@ pub async fn resume_host(store: &Store, tenant: i32, provider: &Provider, host: 
     Err(Failure::new(Exit::NotFound, format!("provider {name} neither pauses nor holds host {host}; {named}")))
 }
 
-/// Prints that a resume does not retry the deliveries that were parked when the provider was paused.
+/// Prints how many deliveries are parked as `config`, and the command that retries them. A resume does not retry them.
 pub async fn say_parked(store: &Store, provider: &Provider, tenant: &str) -> Result<(), Failure> {
     let parked = store.parked_as_config().await?.remove(&provider.id).unwrap_or(0);
     if let Some(what) = retry_parked(&provider.name, tenant, parked) {

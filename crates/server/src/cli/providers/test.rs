@@ -65,7 +65,7 @@ fn by_option(error: ProviderError) -> Failure {
     }
 }
 
-/// The result in a line. The answer to a failed test is always shown.
+/// The result of a test in one line. The answer to a failed test is always shown.
 fn text(result: &TestResult, with_answer: bool) -> String {
     let word = |text: &Option<String>| text.as_ref().map(|text| format!("  {text}")).unwrap_or_default();
     let note = if result.captured { format!(" ({CAPTURED})") } else { String::new() };

@@ -23,7 +23,7 @@ pub async fn import(format: Format, store: &Store, list: &NameArgs, source: &Sou
         match member.and_then(|member| member.check().map(|()| member).map_err(|problem| problem.to_string())) {
             Err(problem) => done.note(line, Err(problem)),
             Ok(_) if source.dry_run => done.note(line, Ok(Outcome::Unchanged)),
-            // A list can be refused because of the lists that it contains, so it is added in its own transaction.
+            // A nested list may be refused because of its own lists, so it is added in a separate transaction.
             Ok(member) if member.kind == "list" => {
                 add_members(store, tenant, &list.name, &mut vec![(line, member)], &mut done).await?;
             }

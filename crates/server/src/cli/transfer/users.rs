@@ -69,7 +69,7 @@ impl UserLine {
     fn change(&self, known: Option<&UserRow>) -> Result<UserChange, EditError> {
         let data =
             match &self.data {
-                // In a CSV file, the object is a string of JSON.
+                // In a CSV file, `data` is a string with the JSON object.
                 Some(Some(Value::String(text))) => Some(serde_json::from_str(text).map_err(|problem| {
                     EditError::Refused(format!("data: is not JSON: {problem}; write a JSON object"))
                 })?),
@@ -105,7 +105,7 @@ impl UserLine {
                 all.push(same.unwrap_or(UserAddress { kind, address, verified_at: None, disabled_reason: None }));
             }
         }
-        // The order matters only among addresses of one kind.
+        // Addresses are compared by kind, because their order matters only among addresses of one kind.
         let by_kind = |addresses: &[UserAddress]| {
             let mut sorted = addresses.to_vec();
             sorted.sort_by(|a, b| a.kind.cmp(&b.kind));

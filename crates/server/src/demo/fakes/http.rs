@@ -1,4 +1,5 @@
-//! The HTTP services: each answers as the real one does, so that the recipe of the real one reads the answer.
+//! The fake HTTP services. Each answers in the format of the real service, so that the driver of the real service
+//! understands the answer.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -20,25 +21,24 @@ use uuid::Uuid;
 use super::{Fake, Kind, LANDLINE, locked};
 use crate::demo::chaos::Fate;
 
-/// The longest body that is read.
+/// The maximum number of bytes of a request's body.
 const BODY_BYTES: usize = 1 << 20;
-/// What a limited client is asked to wait, in seconds.
+/// The `Retry-After` of an answer that refuses by a rate limit, in seconds.
 const WAIT_S: u64 = 3;
-/// How long after a message WhatsApp reports that it arrived.
+/// The time from a message to the report of WhatsApp that it was delivered.
 const REPORTED_AFTER: Duration = Duration::from_secs(2);
 const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where messages are reported as delivered, and by what means.
+/// The callback URL for reports of delivered messages, and the egress that sends them.
 #[derive(Clone)]
 pub struct Reports {
     pub to: Arc<Mutex<Option<Url>>>,
     pub egress: Egress,
 }
 
-/// Serves a connection.
 pub async fn serve(stream: TcpStream, fake: Arc<Fake>, reports: Reports) {
     let service = service_fn(|request| answer(fake.clone(), reports.clone(), request));
-    // A client that hangs up in the middle is no problem of a fake.
+    // The error is ignored: it only says that the client disconnected.
     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }
 
@@ -59,7 +59,7 @@ async fn answer(fake: Arc<Fake>, reports: Reports, request: Request<Incoming>) -
     })
 }
 
-/// An incoming webhook of Slack.
+/// Answers like an incoming webhook of Slack.
 fn slack(fake: &Fake, fate: Fate, body: &[u8]) -> Response<Body> {
     match fate {
         Fate::Failed => said(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable"),
@@ -73,7 +73,7 @@ fn slack(fake: &Fake, fate: Fate, body: &[u8]) -> Response<Body> {
     }
 }
 
-/// Twilio's Messages.
+/// Answers like the Messages API of Twilio.
 fn sms(fake: &Fake, fate: Fate, body: &[u8]) -> Response<Body> {
     let field = |name: &str| form_urlencoded::parse(body).find(|(known, _)| known == name).map(|(_, value)| value);
     let (to, text) = (field("To").unwrap_or_default(), field("Body").unwrap_or_default());
@@ -83,7 +83,7 @@ fn sms(fake: &Fake, fate: Fate, body: &[u8]) -> Response<Body> {
         return problem(StatusCode::BAD_REQUEST, 21614, "the number is not a mobile number");
     }
     match fate {
-        // Twilio says that such a message may have been taken.
+        // With this code, Twilio may have accepted the message, so the outcome is unclear.
         Fate::Failed => problem(StatusCode::INTERNAL_SERVER_ERROR, 20500, "internal server error"),
         Fate::Limited => waiting(problem(StatusCode::TOO_MANY_REQUESTS, 20429, "too many requests")),
         Fate::Taken => {
@@ -93,7 +93,7 @@ fn sms(fake: &Fake, fate: Fate, body: &[u8]) -> Response<Body> {
     }
 }
 
-/// The messages of the WhatsApp Cloud API.
+/// Answers like the WhatsApp Cloud API when a message is sent.
 fn whatsapp(fake: &Fake, fate: Fate, body: &[u8], reports: Reports) -> Response<Body> {
     let problem =
         |status, code: u32, message: &str| object(status, &json!({"error": {"code": code, "message": message}}));
@@ -111,7 +111,7 @@ fn whatsapp(fake: &Fake, fate: Fate, body: &[u8], reports: Reports) -> Response<
     }
 }
 
-/// Reports that a message arrived, as WhatsApp does.
+/// Sends the callback of WhatsApp that a message was delivered.
 async fn report(reports: Reports, id: String, key: String, to: String) {
     tokio::time::sleep(REPORTED_AFTER).await;
     let Some(url) = locked(&reports.to).clone() else { return };
@@ -132,7 +132,7 @@ async fn report(reports: Reports, id: String, key: String, to: String) {
     }
 }
 
-/// A receiver of webhooks.
+/// Answers like the system of a partner that receives webhooks.
 fn webhook(fake: &Fake, fate: Fate, headers: &HeaderMap, body: &[u8]) -> Response<Body> {
     match fate {
         Fate::Failed => object(StatusCode::SERVICE_UNAVAILABLE, &json!({"error": "the stock system is restarting"})),

@@ -1,5 +1,5 @@
-//! What a person sees of a mail: subject and plain text. It reads the mails that the `smtp` driver makes, and shows
-//! others as they are.
+//! Reads the subject and the plain text of a mail, for the page of the demo. It understands the mails that the `smtp`
+//! driver makes; the text of others is shown without decoding.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -20,7 +20,7 @@ impl Mail {
     }
 }
 
-/// A mail, or a part of one.
+/// A mail, or one part of a multipart mail.
 struct Part<'a> {
     headers: Vec<(String, String)>,
     body: &'a str,
@@ -49,7 +49,7 @@ impl<'a> Part<'a> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone())
     }
 
-    /// The plain text, or else the first part of any kind.
+    /// Returns the plain text. If no part is plain text, returns the text of the first part.
     fn plain(&self) -> String {
         let kind = self.header("content-type").unwrap_or_default();
         let boundary = kind.split_once("boundary=").map(|(_, rest)| rest.trim_matches('"').split(['"', ';']).next());
@@ -77,7 +77,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// A header with its encoded words (RFC 2047) as text.
+/// Decodes the encoded words (RFC 2047) of a header.
 fn decoded(header: &str) -> String {
     let words = header.split(' ').map(|word| {
         let inner = word.strip_prefix("=?").and_then(|word| word.strip_suffix("?="));
@@ -91,7 +91,7 @@ fn decoded(header: &str) -> String {
     });
     let mut said = (false, String::new());
     for (is_encoded, word) in words {
-        // White space between two encoded words belongs to neither.
+        // RFC 2047: white space between two encoded words is not part of the text.
         let belongs_together = said.0 && is_encoded;
         if !said.1.is_empty() && !belongs_together {
             said.1.push(' ');

@@ -1,4 +1,5 @@
-//! The mail server that takes every mail and passes none on: enough of RFC 5321 for one client.
+//! The fake mail server. It keeps the mails that it accepts and forwards none. It knows only as much of RFC 5321 as the
+//! `smtp` driver needs.
 
 use std::io;
 
@@ -14,7 +15,7 @@ const LINE_BYTES: u64 = 4096;
 /// The longest mail, in bytes.
 const MAIL_BYTES: u64 = 1 << 20;
 
-/// Talks to a client until it quits.
+/// Serves one connection until the client quits.
 pub async fn serve(stream: TcpStream, fake: &Fake) -> io::Result<()> {
     let mut stream = BufReader::new(stream);
     say(&mut stream, "220 mail.demo.invalid keeps every mail and sends none").await?;
@@ -53,7 +54,7 @@ pub async fn serve(stream: TcpStream, fake: &Fake) -> io::Result<()> {
     Ok(())
 }
 
-/// Decides about a mail, and keeps it if it is taken.
+/// Decides about a mail, and keeps it if it is accepted. Returns the reply.
 async fn take(fake: &Fake, recipients: &[String], bytes: &[u8]) -> &'static str {
     let fate = fake.meet().await;
     let mail = Mail::read(bytes);
@@ -65,12 +66,12 @@ async fn take(fake: &Fake, recipients: &[String], bytes: &[u8]) -> &'static str 
             recipients.iter().for_each(|to| fake.keep(to.as_str(), mail.subject.as_str(), &mail.text));
             "250 2.0.0 kept"
         }
-        Fate::Failed => "451 4.3.0 the demo's mail server has a bad moment",
+        Fate::Failed => "451 4.3.0 the demo's mail server fails on purpose, try again later",
         Fate::Limited => "450 4.7.1 too many mails, try again later",
     }
 }
 
-/// The next line without its end. `None` if the client hung up, or sends what is no line.
+/// Reads the next line, without its line end. `None` if the client disconnected or the line is too long.
 async fn line(stream: &mut BufReader<TcpStream>) -> io::Result<Option<String>> {
     let mut bytes = vec![];
     stream.take(LINE_BYTES).read_until(b'\n', &mut bytes).await?;
@@ -78,7 +79,8 @@ async fn line(stream: &mut BufReader<TcpStream>) -> io::Result<Option<String>> {
     Ok(whole.map(|line| String::from_utf8_lossy(line).trim_end().to_owned()))
 }
 
-/// The mail up to its final dot, without the doubled dots.
+/// Reads a mail up to the line with a single dot, and removes the dots that the client added before others. `None` if
+/// the client disconnected or the mail is too large.
 async fn content(stream: &mut BufReader<TcpStream>) -> io::Result<Option<Vec<u8>>> {
     let (mut mail, mut left) = (vec![], MAIL_BYTES);
     loop {
@@ -99,7 +101,7 @@ async fn say(stream: &mut BufReader<TcpStream>, reply: &str) -> io::Result<()> {
     stream.get_mut().write_all(format!("{reply}\r\n").as_bytes()).await
 }
 
-/// The address between angle brackets.
+/// Returns the address between angle brackets.
 fn between(line: &str) -> String {
     line.split_once('<')
         .and_then(|(_, rest)| rest.split_once('>'))

@@ -1,5 +1,5 @@
-//! Acts on everything that matches a filter, as a job. The question counts. The job concerns what was counted, and
-//! nothing that was parked or enqueued after the count.
+//! Acts on all deliveries that match a filter, as a job. The confirmation page counts them. The job changes only
+//! deliveries that were counted, and none that were parked or enqueued after the count.
 
 use std::time::Duration;
 
@@ -20,12 +20,12 @@ use crate::ui::words::{grouped, span, time};
 const TYPED_OVER: i64 = 100;
 /// The paces that the page offers, in deliveries per second.
 const PACES: [i32; 4] = [1, 10, 100, PACE];
-/// The pace that is chosen until a person chooses another: one that leaves time to stop the job.
+/// The pace that is preselected. It is slow enough to leave time to stop the job.
 const FIRST_PACE: i32 = 10;
-/// How long after its count a question can be answered. After that it is asked again, with a new count.
+/// How long a count can be confirmed. After that, the page counts again and asks again.
 const ANSWERABLE: Duration = Duration::from_secs(3600);
 
-/// The question that a form answers: when its deliveries were counted, and the number that was shown.
+/// The count that a form confirms: when the deliveries were counted, and the number that was shown.
 #[derive(Clone, Copy)]
 struct Answered {
     as_of: Timestamp,
@@ -40,20 +40,21 @@ impl Answered {
     }
 }
 
-/// What a person is asked about: the job, and how many deliveries it concerns as of a time.
+/// What a person must confirm: the job, and how many deliveries it concerns as of a time.
 struct Asked {
     draft: JobDraft,
     counted: JobCount,
     as_of: Timestamp,
-    /// Whether the filter selects deliveries that may have arrived, so that a retry needs the box.
+    /// Whether all deliveries to retry may have arrived, so that the retry needs the ticked box.
     is_unclear: bool,
-    /// Whether the job concerns several tenants.
+    /// Whether the job changes deliveries of several tenants.
     concerns_all: bool,
 }
 
 pub async fn act(app: &App, visitor: &Visitor, fields: &Fields, act: Act) -> Result<Response, ProblemPage> {
     let filter = Filter::read(fields.get("filter").unwrap_or_default())?;
-    let filter = filter.map_err(|_| Problem::invalid("filter", "has a search text; open the list again"))?;
+    let filter = filter
+        .map_err(|_| Problem::invalid("filter", "has a search text (q) or an empty field; open the list again"))?;
     let store = visitor.store(app);
     let now = store.now().await?;
     let answered = Answered::read(fields, now);
@@ -68,7 +69,7 @@ pub async fn act(app: &App, visitor: &Visitor, fields: &Fields, act: Act) -> Res
     };
     let mut is_unclear = selects_unclear && retries;
     let mut counted = count(is_unclear).await?;
-    // If all of them may have arrived, the question is about them.
+    // If all deliveries to retry may have arrived, the page asks about these.
     if retries && !is_unclear && counted.total == 0 && counted.left_out > 0 {
         is_unclear = true;
         counted = count(true).await?;
@@ -86,12 +87,12 @@ pub async fn act(app: &App, visitor: &Visitor, fields: &Fields, act: Act) -> Res
 }
 
 impl Asked {
-    /// Whether the number must be typed.
+    /// Whether a person must type the number of deliveries to confirm the act.
     fn is_typed(&self, number: i64) -> bool {
         self.concerns_all || (self.draft.act == Act::Discard && number > TYPED_OVER)
     }
 
-    /// Why the answer is not enough to begin.
+    /// Returns why the confirmation is not accepted. `None` if the job can begin.
     fn refusal(&self, fields: &Fields, answered: Option<Answered>) -> Option<String> {
         let total = self.counted.total;
         let Some(Answered { shown, .. }) = answered else {

@@ -5,7 +5,7 @@ use crate::html::escape;
 
 /// One bar: the sum of its parts.
 pub struct Bar {
-    /// What the bar says when it is pointed at.
+    /// The tooltip of the bar.
     pub title: String,
     /// The page that the bar opens.
     pub href: String,
@@ -28,7 +28,7 @@ pub fn bars(all: &[Bar], label: &str) -> String {
         for (part, size) in bar.parts.iter().enumerate().filter(|(_, size)| size.is_finite() && **size > 0.0) {
             let (low, high) = (height(top), height(top + size));
             top += size;
-            // A part that is there is seen, however small it is.
+            // A part above 0 stays visible, however small it is.
             let tall = (high - low).max(1.5);
             parts.push_str(&format!(
                 r#"<rect class="part{part}" x="{:.3}%" y="{:.1}" width="{:.3}%" height="{tall:.1}"/>"#,
@@ -42,7 +42,7 @@ pub fn bars(all: &[Bar], label: &str) -> String {
             return label;
         }
         let (href, title) = (escape(&bar.href), escape(&bar.title));
-        // The surface makes the whole height of a bar a target.
+        // The surface makes the whole height of the chart clickable, not only the bar.
         let surface = format!(r#"<rect class="surface" x="{x:.3}%" y="0" width="{step:.3}%" height="{CHART}"/>"#);
         format!(r#"<a href="{href}" aria-label="{title}"><title>{title}</title>{surface}{parts}</a>{label}"#)
     });

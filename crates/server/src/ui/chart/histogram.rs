@@ -14,7 +14,7 @@ pub fn histogram(rows: &[(String, u64)], label: &str) -> String {
         let (top, width) = (ROW * place as f64, WIDEST * *count as f64 / most as f64);
         let bar = match count {
             0 => String::new(),
-            // A bar that is there is seen, however short it is.
+            // A bar of a count above 0 stays visible, however short it is.
             _ => format!(
                 r#"<rect class="part0" x="0" y="{:.1}" width="{:.2}%" height="{:.1}"/>"#,
                 top + 4.0,

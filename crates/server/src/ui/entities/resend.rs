@@ -1,5 +1,5 @@
-//! Sends something again for an entity: over a channel, also one that was never used for it, with the text that was sent
-//! or the current text of a template (C11).
+//! Sends a message for an entity again, over any channel: with the text that was sent, or with the current text of a
+//! template.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -31,10 +31,10 @@ const KINDS: [(&str, &str); 6] = [
     ("slack", "Slack webhook"),
     ("webhook", "Webhook URL"),
 ];
-/// The fields of the form.
+/// The names of the fields of the form.
 const NAMES: [&str; 5] = ["channel", "template", "event_type", "kind", "recipient"];
 
-/// The form.
+/// Shows the form.
 pub async fn page(
     State(app): State<AppState>,
     visitor: Visitor,
@@ -44,7 +44,7 @@ pub async fn page(
     draw(&app, &visitor, &entity, &Fields::default(), None).await
 }
 
-/// Asks, then sends. What cannot be sent is told before the question.
+/// Asks for a confirmation, then sends. A message that cannot be sent is refused before the question.
 pub async fn resend(
     State(app): State<AppState>,
     visitor: Visitor,
@@ -69,7 +69,7 @@ pub async fn resend(
     }
 }
 
-/// The form again, if a field is wrong.
+/// Shows the form again if a field is wrong. Any other problem becomes an error page.
 async fn again(
     app: &App,
     visitor: &Visitor,
@@ -104,7 +104,7 @@ fn wish(entity: &str, fields: &Fields) -> Result<Resend, Problem> {
     })
 }
 
-/// Checks what can be checked before anything is sent.
+/// Checks the resend as far as that is possible before anything is sent.
 async fn ready(app: &App, visitor: &Visitor, wish: &Resend) -> Result<(), Problem> {
     wish.check().map_err(Problem::from)?;
     let copied = visitor.caller.store_of_one(app).copied(visitor.caller.tenant(), wish).await.map_err(Problem::from)?;
@@ -139,7 +139,7 @@ fn question(fields: &Fields, visitor: &Visitor, wish: &Resend) -> Question {
     }
 }
 
-/// Sends, and returns the page of the copy.
+/// Sends the copy, and returns the URL of its page.
 async fn sent(app: &App, visitor: &Visitor, wish: &Resend) -> Result<String, Problem> {
     let (reader, writer) = (visitor.caller.store_of_one(app), visitor.caller.store_of_all(app));
     let accepted = send_again(&reader, &writer, visitor.caller.tenant(), wish, |request| request).await;

@@ -1,4 +1,5 @@
-//! Acts on one notification or delivery: cancel, send again, mark as delivered, suppress its address. Each asks first.
+//! Acts on one notification or delivery: cancel, send again, mark as delivered, suppress its address. Each act asks for
+//! a confirmation first.
 
 use axum::extract::{Path, State};
 use axum::response::Response;
@@ -22,13 +23,13 @@ const SHOWN: i64 = 20;
 /// The choice of a resend that means all recipients.
 const ALL: &str = "all";
 
-/// Whether a person may say that it arrived: it was really sent, or may have been.
+/// Whether a person may mark the delivery as delivered: it was really sent, or may have been sent.
 pub fn may_be_marked(row: &DeliveryRow) -> bool {
     let is_unknown = row.state == "parked" && row.reason.as_deref() == Some("outcome_unknown");
     (row.state == "sent" && !row.captured) || is_unknown
 }
 
-/// Whether a copy can be sent: it was sent over a channel, about an entity.
+/// Whether a copy of the delivery can be sent: it was sent over a channel and is about an entity.
 pub fn may_be_resent(note: &StoredNotification, row: &DeliveryRow) -> bool {
     ["sent", "delivered"].contains(&row.state.as_str()) && note.entity.is_some() && row.channel.is_some()
 }
@@ -82,7 +83,7 @@ pub async fn mark_delivered(
     }
 }
 
-/// Cancels what is not sent yet of a notification.
+/// Cancels the deliveries of a notification that are not sent yet.
 pub async fn cancel(
     State(app): State<AppState>,
     visitor: Visitor,
@@ -221,7 +222,7 @@ async fn ask_to_resend(
     let (channel, to) = (row.channel.clone().unwrap_or_default(), row.target.clone().unwrap_or_default());
     let over_it = visitor.store(app).delivery_states(note.tenant, note.id, Some(&channel)).await?;
     let reached = over_it.total() - over_it.of(&["skipped"]);
-    // A notification cannot name more recipients than this, so a copy for all of them is not offered.
+    // A copy for all recipients is only offered if one notification may name that many.
     let is_for_all = reached > 1 && usize::try_from(reached).is_ok_and(|reached| reached <= limits::RECIPIENTS);
     let options = || {
         let all = format!("All {} recipients over {channel}", grouped(reached));

@@ -1,11 +1,11 @@
-//! A payload as people read it.
+//! Formats a payload for people.
 
 /// The maximum number of characters that the page shows.
 const CHARS: usize = 20_000;
-/// The maximum depth that is indented further.
+/// The maximum depth of indentation. Deeper levels are indented as much as this one.
 const DEPTH: usize = 40;
 
-/// The beginning of the JSON, with line breaks.
+/// Returns the beginning of the JSON, with line breaks and indentation.
 pub fn beginning(json: &str) -> String {
     let text = indented(json);
     match text.char_indices().nth(CHARS) {
@@ -35,7 +35,7 @@ pub fn indented(json: &str) -> String {
             '{' | '[' => {
                 out.push(c);
                 while chars.next_if(|next| next.is_whitespace()).is_some() {}
-                // What is empty stays on its line.
+                // An empty object or array stays on one line.
                 if let Some(end) = chars.next_if(|next| matches!(next, '}' | ']')) {
                     out.push(end);
                 } else {

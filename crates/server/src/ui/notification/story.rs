@@ -16,7 +16,7 @@ const ACTS: i64 = 20;
 #[derive(Serialize)]
 pub struct Step {
     at: Timestamp,
-    /// The day, if the step before was on another one.
+    /// The day of the step, if the step before was on another day.
     day: Option<String>,
     what: String,
     detail: String,
@@ -76,7 +76,7 @@ pub async fn steps(
     Ok(steps)
 }
 
-/// What the provider reported after the send.
+/// Returns the step of a receipt: what the provider reported after the send.
 fn receipt(receipt: ReceiptRow) -> Step {
     let by = receipt.provider.map(|provider| format!(" by {provider}")).unwrap_or_default();
     let tint = match receipt.happened.as_str() {
@@ -133,7 +133,8 @@ pub fn sentence(states: &StateCounts, chosen: &DeliveryRow) -> String {
 /// The state of a delivery in a sentence, and what to do.
 fn of_one(row: &DeliveryRow) -> String {
     let provider = row.provider.as_deref().unwrap_or("the provider");
-    let error = row.last_error.clone().or_else(|| row.error_code.clone()).unwrap_or_else(|| "no error was told".into());
+    let error =
+        row.last_error.clone().or_else(|| row.error_code.clone()).unwrap_or_else(|| "no error was reported".into());
     let error = error.trim_end_matches('.').to_owned();
     let channel = row.channel.as_deref().unwrap_or("its channel");
     let next = row.next_attempt_at.filter(|at| *at > clock::now());

@@ -1,4 +1,5 @@
-//! The errors of live and parked deliveries beside the list: each class and code with its count, as a link that filters.
+//! The errors of live and parked deliveries, shown beside the list: each class and code with its count, as a link that
+//! filters the list.
 
 use postcommit_engine::db::DbError;
 use postcommit_engine::store::{CodeCount, KpiGrouping, OTHER};
@@ -23,8 +24,8 @@ pub struct ErrorGroup {
     is_chosen: bool,
 }
 
-/// The most frequent errors. They are counted for the whole tenant, so there are none if the list is narrowed by
-/// anything but a state and an error: their numbers would promise more than the link shows.
+/// The most frequent errors. They are counted for the whole tenant. If the filter has a condition other than a state
+/// and an error, none are returned, because the numbers would be larger than the lists behind the links.
 pub async fn groups(app: &App, visitor: &Visitor, filter: &Filter) -> Result<Vec<ErrorGroup>, DbError> {
     let states = match filter.get("state") {
         "" => COUNTED,

@@ -62,13 +62,13 @@ pub async fn export(
     let filter = filter.of_store(store.now().await?, app.stuck_after)?;
     let (rows, is_complete) =
         read(&store, DeliveryFilter { tenant: visitor.caller.whose(), limit: PAGE, ..filter }).await?;
-    // The name of the file is what remains of this answer.
+    // A person keeps only the file, so the name of an incomplete file says that it is incomplete.
     let name = if is_complete { "deliveries".into() } else { format!("deliveries-newest-{}-incomplete", rows.len()) };
     let name = format!("attachment; filename=\"{name}.{format}\"");
     Ok((StatusCode::OK, [(CONTENT_TYPE, kind.to_owned()), (CONTENT_DISPOSITION, name)], write(&rows)).into_response())
 }
 
-/// The newest rows that match, and whether they are all.
+/// Returns the newest rows that match, and whether these are all rows that match.
 async fn read(store: &Store, mut filter: DeliveryFilter) -> Result<(Vec<DeliveryRow>, bool), Problem> {
     let mut rows = Vec::new();
     for _ in 0..PAGES {

@@ -1,5 +1,5 @@
-//! The filter of the list of deliveries, as the query of its page has it. Forms send empty fields, which count as
-//! absent. The search field understands qualifiers such as `entity:12345`, which become fields.
+//! The filter of the list of deliveries, as it is in the query of the page's URL. Forms send empty fields, which count
+//! as absent. The search field understands qualifiers such as `entity:12345`, which become fields.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -70,7 +70,7 @@ pub const ENDED: &str = "discarded,cancelled,expired";
 
 /// The maximum number of words of the search.
 const WORDS: usize = 8;
-/// How many earlier pages the address of a page remembers.
+/// The maximum number of earlier pages whose cursors are in the URL of a page.
 const TRAIL: usize = 20;
 
 /// The filter: its fields in the order of [`FIELDS`], and the page.
@@ -78,11 +78,11 @@ const TRAIL: usize = 20;
 pub struct Filter {
     fields: Vec<(String, String)>,
     cursor: Option<String>,
-    /// The cursors of the pages before this one. An empty one is the first page.
+    /// The cursors of the pages before this one. An empty cursor is the first page.
     trail: Vec<String>,
 }
 
-/// A field of the filter that is in force, and the address of the list without it.
+/// A field of the filter that is shown above the list, and the URL of the list without it.
 #[derive(Serialize)]
 pub struct Chip {
     label: &'static str,
@@ -91,8 +91,8 @@ pub struct Chip {
 }
 
 impl Filter {
-    /// Reads the query of a page. `Err` has a shorter address of the same list, if the query comes from a form: without
-    /// empty fields, and with fields in place of the search field's qualifiers.
+    /// Reads the query of a page. The inner result is `Err` if the query comes from a form: it has a shorter URL of the
+    /// same list, without empty fields, and with fields in place of the search field's qualifiers.
     pub fn read(query: &str) -> Result<Result<Self, String>, Problem> {
         let pairs: Vec<(Cow<'_, str>, Cow<'_, str>)> = form_urlencoded::parse(query.as_bytes()).collect();
         let (mut filter, mut search) = (Self::default(), None);
@@ -120,7 +120,7 @@ impl Filter {
         Ok(if search.is_some() || is_of_form { Err(filter.first_page()) } else { Ok(filter) })
     }
 
-    /// Turns the text of the search field into fields.
+    /// Converts the text of the search field into fields of the filter.
     fn search(&mut self, text: &str) {
         let mut words = Vec::new();
         for word in text.split_whitespace() {
@@ -131,7 +131,7 @@ impl Filter {
             match field {
                 Some((field, value)) => self.set(field, value),
                 None if word.parse::<Uuid>().is_ok() => self.set("notification_id", word),
-                // The id of a delivery is that of its notification and a number.
+                // The id of a delivery consists of the id of its notification and a number.
                 None if word.parse::<DeliveryId>().is_ok() => {
                     self.set("notification_id", word.split('.').next().unwrap_or(word));
                 }
@@ -156,7 +156,8 @@ impl Filter {
         self.fields.iter().find(|(field, _)| field == name).map_or("", |(_, value)| value)
     }
 
-    /// The value of a time as a browser's field has it: in UTC, without a zone. Empty if it is no time.
+    /// Returns a time in the form that a browser's time field needs: in UTC, without a zone. Empty if the value is not
+    /// a time.
     pub fn time_field(&self, name: &str) -> String {
         let at = self.time(name).ok().flatten().map(|at| at.to_string()).unwrap_or_default();
         let at = at.trim_end_matches('Z');
@@ -179,12 +180,12 @@ impl Filter {
         other
     }
 
-    /// The fields as a query, without the page.
+    /// Returns the fields as a query, without the position of the page.
     pub fn query(&self) -> String {
         form_urlencoded::Serializer::new(String::new()).extend_pairs(&self.fields).finish()
     }
 
-    /// The address of the first page.
+    /// Returns the URL of the first page.
     pub fn first_page(&self) -> String {
         let query = self.query();
         if query.is_empty() { "/notifications".into() } else { format!("/notifications?{query}") }
@@ -200,7 +201,7 @@ impl Filter {
         if query.is_empty() { "/notifications".into() } else { format!("/notifications?{query}") }
     }
 
-    /// The address of the page with older deliveries, which begins at `more`.
+    /// Returns the URL of the page with older deliveries, which begins at `more`.
     pub fn older(&self, more: Position) -> String {
         let mut trail = self.trail.clone();
         trail.push(self.cursor.clone().unwrap_or_default());
@@ -210,7 +211,7 @@ impl Filter {
         self.page(&more.to_string(), &trail)
     }
 
-    /// The address of the page with newer deliveries, from which this page was opened.
+    /// Returns the URL of the page with newer deliveries, from which this page was opened.
     pub fn newer(&self) -> Option<String> {
         self.cursor.as_ref()?;
         let (last, before) = self.trail.split_last().map_or(("", &[][..]), |(last, before)| (last.as_str(), before));
@@ -221,7 +222,8 @@ impl Filter {
         self.cursor.is_none()
     }
 
-    /// The fields in force, without a state that the pills show.
+    /// Returns the fields that are shown above the list: all fields, except the search words and a state that a pill
+    /// shows.
     pub fn chips(&self) -> Vec<Chip> {
         let has_pill = |name: &str, value: &str| match name {
             "state" => !value.contains(',') || value == ENDED,
@@ -246,7 +248,7 @@ impl Filter {
         if words.len() > WORDS {
             return Err(Problem::invalid("title", format!("has {} words; at most {WORDS} are allowed", words.len())));
         }
-        // The later of the two is the narrower one.
+        // If both `since` and `from` are given, the later time applies.
         let since = self.owned("since").map(|period| ago(now, &period)).transpose()?;
         let from = self.time("from")?.max(since);
         let before = self.cursor.as_deref().map(str::parse).transpose();
@@ -308,7 +310,7 @@ impl Filter {
     }
 }
 
-/// The value of a field in words.
+/// Returns the value of a field of the filter in words.
 fn told(name: &str, value: &str) -> String {
     match name {
         "since" => PERIODS.iter().find(|(period, ..)| *period == value).map_or(value, |(_, words, _)| words).to_owned(),
@@ -328,7 +330,7 @@ fn ago(now: Timestamp, period: &str) -> Result<Timestamp, Problem> {
     Ok(Timestamp::from_micros(now.as_micros().saturating_sub(micros)))
 }
 
-/// A time as the browser's field sends it, `2026-03-15T08:12`, in UTC; or with seconds and a zone.
+/// Parses a time as a browser's time field sends it, `2026-03-15T08:12`, in UTC; or with seconds and a zone.
 pub fn time(name: &str, value: &str) -> Result<Timestamp, Problem> {
     let wrong = || {
         Problem::invalid(
@@ -373,7 +375,7 @@ mod tests {
             Filter::read(&format!("q={id}.3")).unwrap().unwrap_err(),
             format!("/notifications?notification_id={id}")
         );
-        // What is no qualifier is a word, and a second search replaces the words of the first.
+        // A text with a colon that is no qualifier is a word. A new search replaces the words of the previous one.
         assert_eq!(Filter::read("q=re:+x&title=old").unwrap().unwrap_err(), "/notifications?title=re%3A+x");
     }
 
@@ -404,7 +406,7 @@ mod tests {
         assert!(from("from=2026-03-01").starts_with("2026-03-01T00:00:00"));
         assert!(from("from=2020-01-01&since=1h").starts_with("2026-03-15T07"));
         assert!(from("from=2026-03-15T07:30&since=1h").starts_with("2026-03-15T07:30"));
-        // A time with a zone is shown to the form in UTC, and exactly.
+        // The form gets a time with a zone in UTC, with all its digits.
         for (given, field) in [
             ("2026-03-15T08:12", "2026-03-15T08:12"),
             ("2026-03-15", "2026-03-15T00:00"),

@@ -1,4 +1,4 @@
-//! A delivery as a row of a list shows it: two lines, what and why.
+//! A delivery as a row of a list: what it is about, and why it is in its state.
 
 use postcommit::Timestamp;
 use postcommit_channel::clock;
@@ -7,10 +7,10 @@ use serde::Serialize;
 
 use crate::ui::words::{dotted, sentence_case};
 
-/// How the store begins to say that a delivery waits for its due time, which the row shows in other words.
+/// The beginning of the store's text for a delivery that waits for its due time. The row shows the time instead.
 const DUE_TIME: &str = "its due time";
 
-/// The values of a row.
+/// The values of a row in a list of deliveries.
 #[derive(Serialize)]
 pub struct Row {
     pub id: String,
@@ -20,14 +20,14 @@ pub struct Row {
     pub state: String,
     pub what: String,
     pub why: String,
-    /// When it is tried, if that is in the future, and the words before that time.
+    /// The time of the next attempt, if it is in the future, and the words before that time.
     pub next: Option<String>,
     pub next_label: &'static str,
     pub channel: String,
     pub to: String,
     pub tries: String,
     pub created_at: String,
-    /// Whether a person may retry or discard it.
+    /// Whether the delivery is parked, so that a person may retry or discard it.
     pub is_parked: bool,
     pub captured: bool,
 }
@@ -54,7 +54,7 @@ impl From<DeliveryRow> for Row {
     }
 }
 
-/// When a delivery that waits is tried, if that is in the future.
+/// Returns when a waiting delivery is tried, if that is in the future.
 fn later(row: &DeliveryRow) -> Option<Timestamp> {
     let waits = ["pending", "retrying"].contains(&row.state.as_str());
     row.next_attempt_at.filter(|at| waits && *at > clock::now())

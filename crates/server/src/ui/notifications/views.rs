@@ -28,14 +28,14 @@ const COOKIE_BYTES: usize = 3_800;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct View {
     pub name: String,
-    /// The filter as a query, without the page.
+    /// The filter as a query, without the position of the page.
     #[serde(skip)]
     query: String,
     pub href: String,
     pub is_chosen: bool,
 }
 
-/// The views that the browser keeps. What is not a filter of ours is left out.
+/// Returns the views in the browser's cookie. A view whose filter cannot be read is left out.
 pub fn kept(headers: &HeaderMap, chosen: &Filter) -> Vec<View> {
     let cookie = cookie_named(headers, COOKIE).unwrap_or_default();
     let pairs = form_urlencoded::parse(cookie.as_bytes()).take(VIEWS);
@@ -48,7 +48,7 @@ fn view(name: &str, query: &str, chosen: &Filter) -> Option<View> {
     Some(View { name: name.to_owned(), is_chosen: query == chosen.query(), query, href })
 }
 
-/// The views with one more. A view of the same name is replaced.
+/// Returns the views with an additional one. A view of the same name is replaced.
 ///
 /// # Errors
 /// The name or the filter is too long, or there are too many views.
@@ -80,7 +80,7 @@ fn cookie(views: &[View]) -> String {
     form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish()
 }
 
-/// Leads to a page, and lets the browser keep the views for a year.
+/// Redirects to a page, and keeps the views in a cookie for a year.
 fn keep(views: &[View], to: String) -> Response {
     let mut response = see(to);
     let cookie =
@@ -101,7 +101,8 @@ pub async fn save(
     let fields: Fields = form?.into();
     let name = fields.get("name").unwrap_or_default().trim();
     let filter = Filter::read(fields.get("filter").unwrap_or_default())?;
-    let filter = filter.map_err(|_| Problem::invalid("filter", "has a search text; open the list again"))?;
+    let filter = filter
+        .map_err(|_| Problem::invalid("filter", "has a search text (q) or an empty field; open the list again"))?;
     match with(kept(&headers, &filter), name, &filter) {
         Ok(views) => Ok(keep(&views, Done::one("view-saved").at(&visitor.link(&filter.first_page())))),
         Err(problem) => {

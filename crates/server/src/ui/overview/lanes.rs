@@ -22,24 +22,24 @@ pub struct Lane {
     name: String,
     channel: String,
     tenant: Option<String>,
-    /// Why the lane is closed, or that its breaker probes.
+    /// Why the lane is closed, or `probing` if its breaker lets one send at a time through.
     closed: Option<&'static str>,
     /// How much of the rate limit is free now.
     rate: Option<String>,
-    /// Whether our breaker holds it, and not the provider.
+    /// Whether the circuit breaker holds the lane. Otherwise the provider asked to wait.
     is_tripped: bool,
     reason: String,
     success: String,
     latency: String,
     waiting: i64,
-    /// The deliveries of the lane.
+    /// The URL of the list of the lane's deliveries.
     href: String,
-    /// The page of the provider.
+    /// The URL of the provider's page.
     page: String,
 }
 
 impl Lane {
-    /// What a person should know of a closed lane.
+    /// Returns what a person should know about a closed lane.
     pub fn attention(&self) -> Option<Attention> {
         let waiting = match self.waiting {
             0 => "Nothing waits for it.".into(),
@@ -62,10 +62,10 @@ impl Lane {
     }
 }
 
-/// The permits that are in use of the lanes with a rate limit.
+/// The permits in use of each lane with a rate limit.
 pub struct Permits {
     pub in_use: BTreeMap<i32, Bucket>,
-    /// The database's time, from which permits are counted.
+    /// The current time of the database, with which the free permits are computed.
     pub now: Timestamp,
 }
 
@@ -78,7 +78,7 @@ impl Permits {
     }
 }
 
-/// The lanes of these providers.
+/// Returns the lanes of these providers, those that a person should look at first.
 pub fn lanes(
     providers: &[Provider],
     tenants: &BTreeMap<i32, String>,
@@ -99,7 +99,8 @@ pub fn lanes(
     all.into_iter().map(|(_, lane)| lane).collect()
 }
 
-/// The place of a lane: those that a person should look at, then those that send, then those that nobody uses.
+/// Returns the place of a lane in the list: closed and probing lanes first, then open lanes, then lanes of disabled
+/// providers.
 fn rank(closed: Option<&str>) -> u8 {
     match closed {
         Some("paused") => 0,

@@ -1,11 +1,11 @@
-//! How long providers took to answer, from the newest attempts. There is no roll-up of latencies.
+//! How long providers took to answer, from the newest attempts. No rollup has latencies.
 
 use minijinja::{Value, context};
 
 use crate::ui::chart;
 use crate::ui::words::{grouped, shown};
 
-/// The longest latency of each class in milliseconds. The last class has all others.
+/// The longest latency of each class in milliseconds. Longer latencies are in an additional class.
 const CLASSES: [i32; 8] = [20, 50, 100, 250, 500, 1000, 2500, 10_000];
 
 /// The latencies of the newest attempts: the tenant, the provider and the milliseconds, the shortest first.
@@ -51,7 +51,7 @@ pub fn median(mut took: Vec<i32>) -> String {
     at_share(&took, 50).map_or_else(|| "–".into(), in_words)
 }
 
-/// The value that this share, in percent, of the sorted values does not exceed.
+/// Returns the value that `percent` of the sorted values do not exceed.
 fn at_share(sorted: &[i32], percent: usize) -> Option<i32> {
     let place = (sorted.len() * percent).div_ceil(100);
     sorted.get(place.checked_sub(1)?).copied()
@@ -70,7 +70,7 @@ fn classes(took: &[i32]) -> Vec<(String, u64)> {
     rows[first..=last].to_vec()
 }
 
-/// `120 ms`, `1.2 s`.
+/// Formats a latency, e.g. `120 ms` or `1.2 s`.
 pub fn in_words(ms: i32) -> String {
     if ms < 1 {
         "< 1 ms".into()

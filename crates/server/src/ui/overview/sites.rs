@@ -1,4 +1,4 @@
-//! The sites of the overview: what each has sent, with its course over the period.
+//! The sites of the overview: how many deliveries of each were sent or parked, with a small chart over the period.
 
 use postcommit_engine::store::{KpiSeries, SeriesLine};
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! Acts on a provider: pause, resume, enable, disable, delete. Each asks first.
+//! Acts on a provider: pause, resume, enable, disable, delete. Each act asks for a confirmation first.
 
 use axum::extract::{Path, State};
 use axum::response::Response;
@@ -13,7 +13,7 @@ use crate::ui::confirm::{Question, TextField};
 use crate::ui::frame::Visitor;
 use crate::ui::words::segment;
 
-/// The provider that a form is about, and the way back to its page.
+/// The provider that a form is about, the fields of the form, and the URL of the provider's page.
 struct Subject {
     provider: Provider,
     fields: Fields,
@@ -71,7 +71,7 @@ pub async fn pause(
     question.ask(&app, &visitor).await
 }
 
-/// Opens a provider, or one of its receivers.
+/// Resumes a provider, or one of its paused or held receivers.
 pub async fn resume(
     State(app): State<AppState>,
     visitor: Visitor,

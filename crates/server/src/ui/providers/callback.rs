@@ -32,7 +32,7 @@ pub async fn show(
     if rotation != Rotation::Keep && !fields.is_yes("confirmed") {
         let says = match rotation {
             Rotation::RotateNow => {
-                "The previous URLs stop to work immediately. Reports that still come there are lost."
+                "The previous URLs stop working immediately. Callbacks that are still sent to them are lost."
             }
             _ => "The previous URL works for another 24 hours, so that it can be changed at the service.",
         };

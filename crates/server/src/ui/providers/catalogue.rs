@@ -1,4 +1,4 @@
-//! The catalogue: every driver and recipe, with a sentence, its guarantee and how sure its facts are.
+//! The catalogue: every driver and recipe, with a description, its guarantee and how well its facts are known.
 
 use axum::extract::{RawQuery, State};
 use axum::response::Response;
@@ -16,14 +16,14 @@ use crate::ui::words::{sentence_case, shown};
 pub struct Entry {
     pub driver: String,
     pub title: String,
-    /// What it does, in a sentence.
+    /// What the driver does, in a sentence.
     pub about: String,
     pub channel: String,
     /// What the address of a recipient is.
     pub address: String,
     pub guarantee: String,
     because: String,
-    /// How sure the facts are.
+    /// How well the facts about the service are known.
     facts: String,
     takes_callbacks: bool,
 }

@@ -1,4 +1,4 @@
-//! Creating and changing a provider. The form comes back with what was typed if it is refused.
+//! Creating and changing a provider. A refused form is shown again with the typed values.
 
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -29,7 +29,7 @@ pub async fn new(
     draw(&app, &visitor, &sheet, Form { inputs: sheet.inputs(None, &[]), ..Form::default() }).await
 }
 
-/// Creates a provider. A secret that was generated is shown this once.
+/// Creates a provider. A secret that the driver generated is shown once.
 pub async fn create(
     State(app): State<AppState>,
     visitor: Visitor,
@@ -132,24 +132,24 @@ async fn sheet_of<'k>(
     Ok(Sheet { draft: provider.draft.clone(), kind, is_new: false, stored, others })
 }
 
-/// The providers that could be the next one, with their channels.
+/// Returns the providers that could take over, with their channels.
 async fn others(store: &Store, tenant: i32, but: &str) -> Result<Vec<(String, String)>, Problem> {
     let all = store.providers_of(tenant).await?;
     let others = all.into_iter().filter(|other| other.name != but);
     Ok(others.map(|other| (other.draft.name, other.draft.channel)).collect())
 }
 
-/// The form as it is drawn.
+/// The values with which the form is drawn.
 #[derive(Default)]
 struct Form {
     inputs: Vec<Input>,
     revision: i32,
-    /// What is wrong, if no field is to blame.
+    /// A problem that belongs to no field of the form.
     problem: Option<String>,
     is_refused: bool,
 }
 
-/// The form again, with what is wrong in each field.
+/// Shows the form again, with the problem of each field.
 async fn refused(
     app: &App,
     visitor: &Visitor,
@@ -162,7 +162,8 @@ async fn refused(
     draw(app, visitor, sheet, form).await
 }
 
-/// The form again, with the problem that the rules found. What the server cannot do at all is a page of its own.
+/// Shows the form again, with the problem that the create or the change returned. A problem that a person cannot
+/// correct in the form becomes an error page.
 async fn again(
     app: &App,
     visitor: &Visitor,

@@ -1,4 +1,5 @@
-//! The form of a provider, drawn from what its driver or recipe takes, and the change that a sent form asks for.
+//! The form of a provider, built from the settings and secrets of its driver or recipe, and the change that a sent form
+//! describes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -120,7 +121,7 @@ impl Sheet<'_> {
         all
     }
 
-    /// Name, channel and use.
+    /// Returns the inputs for the name, the channel, and whether the provider is the default of its channel.
     fn own(&self) -> Vec<Input> {
         let draft = &self.draft;
         let mut all = Vec::new();
@@ -185,7 +186,7 @@ impl Sheet<'_> {
         }
     }
 
-    /// The guarantee, the policy, and the limits.
+    /// Returns the inputs for the guarantee, the retry policy and the limits.
     fn limits(&self) -> Vec<Input> {
         let draft = &self.draft;
         let guarantees = Guarantee::ALL.map(|one| (one.name().to_owned(), sentence_case(one.name())));
@@ -271,7 +272,7 @@ impl Sheet<'_> {
         all
     }
 
-    /// The change that a sent form asks for, or what is wrong with it.
+    /// Returns the change that the sent form describes, or the fields with wrong values.
     pub fn change(&self, fields: &Fields) -> Result<Change, Vec<Wrong>> {
         let mut wrong = Vec::new();
         let mut settings = Map::new();
@@ -313,7 +314,7 @@ impl Sheet<'_> {
         if wrong.is_empty() { Ok(change) } else { Err(wrong) }
     }
 
-    /// The value of a setting. Null removes one that is stored.
+    /// Returns the value of a setting from the form. Null removes a stored value.
     fn given(&self, input: &str, name: &str, field: &Field, fields: &Fields) -> Result<Option<Value>, Wrong> {
         let refused = |problem: String| Wrong { field: input.to_owned(), problem };
         let Some(text) = fields.get(input).map(str::trim).filter(|text| !text.is_empty()) else {
@@ -338,10 +339,11 @@ impl Sheet<'_> {
     }
 }
 
-/// The inputs that a refusal of the rules is about. A refusal that no input has is told above the form.
+/// Shows a problem beside the input that it is about. If there is no such input, returns the text to show above the
+/// form.
 pub fn placed(inputs: &mut [Input], problem: &Problem) -> Option<String> {
     let said = problem.to_string();
-    // The rules name options of the command line, which are no use here.
+    // The text may name an option of the command line, which does not help on a page.
     let said = said.split("; set it with --").next().unwrap_or_default().to_owned();
     let field = problem.field().unwrap_or_default();
     let quoted = |quote: char| said.split(quote).nth(1).unwrap_or_default().to_owned();
@@ -409,7 +411,7 @@ fn policy(fields: &Fields, wrong: &mut Vec<Wrong>) -> Option<Value> {
     policy
 }
 
-/// A number. An empty field is none.
+/// Parses a number. An empty field means that no number is given.
 fn number<T: std::str::FromStr>(fields: &Fields, name: &str, what: &str, wrong: &mut Vec<Wrong>) -> Option<T> {
     let given = fields.get(name)?.trim();
     let parsed = given.parse().ok();

@@ -16,11 +16,11 @@ pub struct LaneState {
     shape: &'static str,
     /// Why the lane is not open, and by whom it was closed.
     pub reason: String,
-    /// What to do.
+    /// What a person can do.
     advice: &'static str,
-    /// Whether a person can open it.
+    /// Whether a person can resume the lane.
     pub may_resume: bool,
-    /// Whether a person can pause it.
+    /// Whether a person can pause the lane.
     pub may_pause: bool,
 }
 

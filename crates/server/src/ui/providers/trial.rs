@@ -1,4 +1,4 @@
-//! Tests a provider: one message is sent immediately, and its outcome is shown (D5).
+//! Tests a provider: one message is sent immediately, and its outcome is shown.
 
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -17,7 +17,7 @@ use crate::ui::acts::{Fields, Posted};
 use crate::ui::frame::Visitor;
 use crate::ui::words::{segment, shown};
 
-/// What was typed, and what is wrong with it.
+/// The typed values of the form, and the problem with them.
 #[derive(Default)]
 struct Typed {
     address: String,

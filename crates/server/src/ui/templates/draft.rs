@@ -113,7 +113,7 @@ pub fn change(typed: &Typed) -> Result<Change, Problem> {
         language: text("language"),
         scope_type: text("scope_type"),
         scope_id: text("scope_id"),
-        // A template that exists is activated by a button of its own.
+        // The form of an existing template has no such field: a separate button activates it.
         active: typed.some("active").map(|active| active == "yes"),
         once_per: text("once_per"),
         throttle: Some(throttle(typed)?),

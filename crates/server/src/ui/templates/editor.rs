@@ -29,7 +29,7 @@ use crate::read::typed_object;
 use crate::templates::preview::{Preview, Wanted};
 use crate::templates::{Change, Templates};
 
-/// The form of a template, and what is drawn beside it.
+/// The form of a template, with what is needed to draw its page.
 pub struct Editor<'a> {
     pub app: &'a App,
     pub visitor: &'a Visitor,
@@ -105,7 +105,7 @@ pub async fn save(
 
 enum Saved {
     Done(&'static str),
-    /// Notifications wait that would use the change.
+    /// Notifications are waiting that would use the change, so a person must confirm it.
     Asks(Waiting),
 }
 
@@ -130,7 +130,8 @@ impl<'a> Editor<'a> {
         self.row.as_ref().map_or(if typed.is_empty() { "new" } else { typed }, |row| row.draft.id.as_str())
     }
 
-    /// The change that the person may make: readers preview the template as it is.
+    /// Returns the change that the form describes. For people who may not edit, it is empty: they preview the stored
+    /// template.
     pub fn change(&self) -> Result<Change, Problem> {
         if self.visitor.may(Scope::Edit) { draft::change(&self.typed) } else { Ok(Change::default()) }
     }
@@ -186,8 +187,8 @@ impl<'a> Editor<'a> {
         self.draw(None).await
     }
 
-    /// Fills the data of the preview: from `notification`, the `newest` event, the `sample`, or `any` of the latter two.
-    /// Any other word leaves it as it was typed.
+    /// Fills in the data of the preview. `source` is `notification`, `newest` (the newest event), `sample`, or `any`
+    /// (the sample, or else the newest event). With any other value, the typed data stays.
     async fn load(&mut self, source: &str) {
         let loaded = match source {
             "any" => self.sample(false).await,
@@ -249,7 +250,7 @@ impl<'a> Editor<'a> {
     pub async fn preview(&self) -> Result<Preview, Problem> {
         let mut wanted = Wanted { public_url: self.app.tools.public_url.clone(), ..Wanted::default() };
         wanted.notification = match self.typed.get("loaded").parse().ok() {
-            // Fields of the notification itself are shown as long as its payload is not edited.
+            // The preview uses the loaded notification as long as its payload is not edited.
             Some(id) if self.payload_of(id).await.is_ok_and(|(known, _)| known == self.typed.get("payload")) => {
                 Some(id)
             }
@@ -264,7 +265,7 @@ impl<'a> Editor<'a> {
     /// Draws the page. `tested` is the result of a test send.
     pub async fn draw(&mut self, tested: Option<Value>) -> Result<Response, ProblemPage> {
         let preview = match &self.row {
-            // Nothing was typed into the form of a new template.
+            // The form of a new template is still empty.
             None if self.typed.get("event_type").is_empty() => None,
             _ => Some(self.preview().await),
         };
@@ -296,7 +297,7 @@ impl<'a> Editor<'a> {
         self.visitor.page_as(self.app, self.typed.status(), "template.html", title, content).await
     }
 
-    /// The values of the preview's region.
+    /// Returns the values for the part of the page that shows the preview.
     fn region(&self, preview: Result<Preview, Problem>) -> Value {
         let preview = match preview {
             Ok(preview) => preview,
@@ -348,7 +349,7 @@ impl<'a> Editor<'a> {
     }
 }
 
-/// What a change means for the notifications that wait.
+/// Says how many waiting notifications will use a change.
 pub fn waiting_in_words(waiting: &Waiting) -> String {
     let least = if waiting.is_exact { "" } else { "At least " };
     match waiting.count {

@@ -9,7 +9,7 @@ const BLOCKS: usize = 50;
 /// A block of a chat message, drawn simply.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Block {
-    /// `title`, `text`, `note`, `button`, `image` or `line`.
+    /// The kind of the block: `title`, `text`, `note`, `button`, `image` or `line`.
     pub kind: &'static str,
     pub text: String,
 }

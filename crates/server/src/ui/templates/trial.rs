@@ -15,7 +15,7 @@ use crate::app::AppState;
 use crate::problem::{Problem, ProblemKind, ProblemPage};
 use crate::providers::{self, TestResult};
 
-/// Sends what the preview shows to an address that was typed, and shows the result beside the form.
+/// Sends the previewed message to the typed address, and shows the result beside the form.
 pub async fn send(
     State(app): State<AppState>,
     visitor: Visitor,
@@ -26,7 +26,7 @@ pub async fn send(
     let mut editor = Editor::of(&app, &visitor, &id).await?;
     let typed = Typed::of(&fields, &[&FIELDS[..], &["address", "provider"]].concat());
     if editor.typed.locked {
-        // Only people who edit templates try out a draft. Others send the template as it is.
+        // Only people who may edit templates test a draft. Other people test the stored template.
         for name in ["payload", "loaded", "address", "provider"] {
             editor.typed.set(name, typed.get(name));
         }
@@ -57,7 +57,7 @@ async fn tried(editor: &Editor<'_>) -> Result<TestResult, Problem> {
     Ok(providers::test_with(tools, &editor.store, &provider, tenant_name, address, &content).await?)
 }
 
-/// The result in a sentence, and the evidence.
+/// Returns the result of the test send in a sentence, with its details.
 fn told(result: &TestResult, provider: &str) -> Value {
     let is_good = ["sent", "delivered"].contains(&result.outcome);
     let says = match result.outcome {

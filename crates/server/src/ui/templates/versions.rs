@@ -1,4 +1,4 @@
-//! The versions of a template, and what is done with a template as a whole: roll back, activate, deactivate, delete.
+//! The versions of a template, and the acts on a whole template: roll back, activate, deactivate, delete.
 
 use axum::extract::{Path, RawQuery, State};
 use axum::response::Response;
@@ -78,9 +78,9 @@ fn number(query: &Query, name: &str) -> Result<Option<i32>, Problem> {
     query.get(name).map(|text| text.parse().ok().filter(|number| *number > 0).ok_or_else(wrong)).transpose()
 }
 
-/// What is done with a template as a whole.
+/// An act on a whole template, with the texts of its confirmation page.
 struct Act {
-    /// The last segment of the path.
+    /// The last segment of the path of the act's form.
     name: &'static str,
     title: String,
     says: String,
@@ -89,7 +89,8 @@ struct Act {
     done: &'static str,
 }
 
-/// Asks before an act, with what it means for the notifications that wait. Returns the question until it is answered.
+/// Returns the page that asks for a confirmation of an act and says how many waiting notifications it concerns. `None`
+/// if the act is confirmed.
 async fn asked(
     (app, visitor): (&App, &Visitor),
     id: &str,
@@ -141,7 +142,7 @@ pub async fn roll_back(
     };
     let version: i32 = match fields.get("version").map(str::parse) {
         Some(Ok(version)) => version,
-        // A template that does not exist is told before a wrong number.
+        // If the template does not exist, that is the error, and not the wrong number.
         _ => return asked((&app, &visitor), &id, &fields, &act(0)).await.and(Err(wrong().into())),
     };
     let act = act(version);

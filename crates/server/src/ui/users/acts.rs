@@ -1,4 +1,4 @@
-//! What is done with users: create, save, delete; their addresses and preferences.
+//! The acts on users: create, save, delete, and changes of their addresses and preferences.
 
 use axum::extract::{Path, State};
 use axum::response::Response;
@@ -13,7 +13,7 @@ use super::path;
 use crate::app::AppState;
 use crate::problem::{Problem, ProblemKind, ProblemPage};
 
-/// The reason that is noted if a person disables an address without giving one.
+/// The reason that is stored if a person disables an address without giving a reason.
 const DISABLED: &str = "disabled by a person";
 
 /// Creates a user.
@@ -42,7 +42,7 @@ fn new_address(kind: &str, address: String) -> UserAddress {
     UserAddress { kind: kind.to_owned(), address, verified_at: None, disabled_reason: None }
 }
 
-/// The problem beside the field in which the address was typed.
+/// Moves a problem of an address to the field in which the address was typed.
 fn of_first_address(problem: Problem, given: &[UserAddress]) -> Problem {
     let place =
         problem.field().and_then(|field| field.strip_prefix("addresses[")?.split(']').next()?.parse::<usize>().ok());
@@ -131,7 +131,7 @@ pub async fn address(
     }
 }
 
-/// The addresses after the act that the form names.
+/// Returns the user's addresses after the act that the form names.
 fn changed(one: &One<'_>, fields: &Fields) -> Result<Vec<UserAddress>, Problem> {
     let mut all = one.row.user.addresses.clone();
     let (kind, to) = (one.address.get("kind"), one.address.get("address"));

@@ -18,7 +18,7 @@ use crate::read::typed_object;
 /// The number of lists that the page names.
 const LISTS: i64 = 100;
 
-/// The fields of the profile's form. A new user may have an address of each kind that most have.
+/// The fields of the profile's form. `email` and `phone` are only in the form of a new user.
 pub const FIELDS: [&str; 10] = [
     "id",
     "name",

@@ -299,7 +299,7 @@ on_both! {
     fn c15_a_forgotten_tenant_in_one_query_is_noticed(kind) {
         let walk = Walk::begin(kind, &[("LEAK", "notification")]);
         let leaks = walk.leaks();
-        walk.app.server.wait_for_line("leak notification: the tenant is forgotten");
+        walk.app.server.wait_for_line("leak notification: the query runs without its tenant filter");
         match kind {
             // Row-level security hides the row, although the query forgot the tenant.
             Kind::Postgres => assert_eq!(leaks, Vec::<String>::new()),

@@ -195,7 +195,7 @@ on_both! {
         // An id in the place of the entity is answered with the entity.
         for wrong in [id.clone(), format!("{id}.1")] {
             let said = shell.run(&["deliveries", "resend", &wrong, "--channel", "email"]).ends(3).stderr;
-            assert!(said.contains("Give its entity: `postcommit deliveries resend b-1 --channel email`"), "{said}");
+            assert!(said.contains("Give the entity of the notification: `postcommit deliveries resend b-1 --channel email`"), "{said}");
         }
     }
 
