@@ -139,7 +139,8 @@ pub struct Workshop<'a> {
     pub installation: Store,
     pub keys: &'a KeySource,
     pub egress: &'a Egress,
-    /// Whether the operator is on the server's own machine.
+    /// Whether the operator works on the server's own machine, by the command line. Only then may the settings change
+    /// that name files and programs of that machine.
     pub is_local: bool,
     /// Whether a new key may replace the previous key, because the previous key is lost.
     pub new_key: bool,

@@ -66,7 +66,7 @@ pub struct Postgres {
     connect_timeout: Duration,
 }
 
-/// How often a connection was taken from a pool, and the total time that callers waited.
+/// How many times a connection was taken from a pool, and the total time that callers waited.
 #[derive(Debug, Default)]
 struct Waits {
     taken: AtomicU64,
@@ -85,7 +85,7 @@ impl Waits {
 pub struct PoolReading {
     /// `plain`, or `hot` for the pool of the hot path.
     pub name: &'static str,
-    /// How often a connection was taken.
+    /// How many times a connection was taken from the pool since the process started.
     pub taken: u64,
     /// The total time that callers waited for connections.
     pub waited: Duration,

@@ -121,7 +121,7 @@ pub struct Description {
     /// [default: the default guarantee of the driver]
     #[arg(long)]
     guarantee: Option<String>,
-    /// Retry policy: doubling, marketplace, standard_webhooks, or JSON such as
+    /// Retry policy: doubling, marketplace or standard_webhooks by name; or JSON, also for fixed and exponential, such as
     /// {"name": "fixed", "interval_s": 60, "max_attempts": 5} [default: the default policy of the driver]
     #[arg(long)]
     policy: Option<String>,

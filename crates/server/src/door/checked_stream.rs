@@ -160,7 +160,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
         }
     }
 
-    /// Whether the buffer holds a complete head. A head that is refused counts as well, and its stand-in replaces it.
+    /// Returns whether the buffer holds the complete head of a request. A head that must be refused is replaced in the
+    /// buffer by a request that the server answers with the error.
     fn look(&mut self) -> bool {
         // Some clients send a superfluous empty line after a body.
         while self.buffer.starts_with(b"\r\n") {

@@ -137,7 +137,7 @@ fn compile(mut file: File) -> Result<Recipe, String> {
         };
         let without = limit.without.clone().unwrap_or_default();
         if limit.chars.is_none() && limit.bytes.is_none() && without.is_empty() {
-            return Err(format!("limit[{i}]: must have one of chars, bytes and without"));
+            return Err(format!("limit[{i}]: must have `chars`, `bytes` or `without`"));
         }
         let name = limit.name.as_ref().or(limit.of.as_ref()).or(limit.sent.as_ref()).cloned().unwrap_or_default();
         Ok(Limit { name, of, chars: limit.chars, bytes: limit.bytes, without })

@@ -302,8 +302,8 @@ fn change_ledger(receipt: &Waiting, found: &Found, state: FinishedState) -> Stat
     (sql, parameters)
 }
 
-/// Returns the parameters `$1` to `$11`: the key and the lane of the delivery, its new state, reason, code, class and
-/// detail, the receipt, and the provider's id of the message.
+/// Returns the parameters `$1` to `$11`: the delivery's tenant, notification, number and lane, its new state, reason,
+/// code, class and detail, the id of the receipt, and the provider's id of the message.
 fn change_parameters(receipt: &Waiting, found: &Found, state: FinishedState) -> Vec<Value> {
     let failed = matches!(state, FinishedState::Parked(_));
     let code = receipt.code.as_deref().unwrap_or(receipt.happened.name());
