@@ -83,6 +83,15 @@ macro_rules! arrays {
                 $(self.$column.push(row.$column);)*
             }
 
+            /// Empties the columns that hold nothing but NULL. `unnest` fills a shorter array up with NULL, so the
+            /// statement reads the same rows, and PostgreSQL has no values to read.
+            #[allow(dead_code, reason = "for the arrays of settle, whose rows are the most")]
+            pub(crate) fn clear_nulls(&mut self) {
+                $(if self.$column.iter().all($crate::db::columns::SqlType::is_null) {
+                    self.$column.clear();
+                })*
+            }
+
             pub(crate) fn parameters(&self) -> Vec<&(dyn tokio_postgres::types::ToSql + Sync)> {
                 vec![$(&self.$column),*]
             }
@@ -104,6 +113,11 @@ pub(crate) use {arrays, columns};
 /// A Rust type whose PostgreSQL type name is known.
 pub(crate) trait SqlType {
     const NAME: &'static str;
+
+    /// Whether the value is NULL in SQL.
+    fn is_null(&self) -> bool {
+        false
+    }
 }
 
 macro_rules! sql_types {
@@ -113,14 +127,30 @@ macro_rules! sql_types {
         }
     )*};
 }
-sql_types! { i32 = "int", i64 = "bigint", bool = "boolean", str = "text", String = "text", Uuid = "uuid", Timestamp = "timestamptz", postgres::Time = "timestamptz" }
+sql_types! { i32 = "int", i64 = "bigint", bool = "boolean", str = "text", String = "text", Uuid = "uuid", Timestamp = "timestamptz" }
+
+impl SqlType for postgres::Time {
+    const NAME: &'static str = "timestamptz";
+
+    fn is_null(&self) -> bool {
+        self.0.is_none()
+    }
+}
 
 impl<T: SqlType> SqlType for Option<T> {
     const NAME: &'static str = T::NAME;
+
+    fn is_null(&self) -> bool {
+        self.is_none()
+    }
 }
 
 impl<T: SqlType + ?Sized> SqlType for &T {
     const NAME: &'static str = T::NAME;
+
+    fn is_null(&self) -> bool {
+        (*self).is_null()
+    }
 }
 
 /// Returns `unnest($1::int[], …) AS g (tenant, …)`. The parameters have the order of these columns.

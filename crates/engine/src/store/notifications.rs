@@ -146,9 +146,16 @@ pub(in crate::store) fn reading_postgres(which: &str) -> String {
 }
 
 /// Reads notifications of one tenant. The bounds `$3` and `$4` let the executor open only the partitions that contain
-/// these ids.
-pub(in crate::store) static LOAD_POSTGRES: LazyLock<String> =
-    LazyLock::new(|| reading_postgres("note.tenant = ANY ($1) AND note.id = ANY ($2) AND note.id BETWEEN $3 AND $4"));
+/// these ids. The name of the tenant is read once, because a join would look it up for every row, which takes 0.5 µs.
+pub(in crate::store) static LOAD_POSTGRES: LazyLock<String> = LazyLock::new(|| {
+    let name = "(SELECT t.name FROM postcommit.tenant t WHERE t.id = ($1)[1]) AS tenant_name";
+    let columns = list_postgres::<StoredNotification>().replace("t.name AS tenant_name", name);
+    format!(
+        "SELECT {columns}
+         FROM postcommit.notification note
+         WHERE note.tenant = ANY ($1) AND note.id = ANY ($2) AND note.id BETWEEN $3 AND $4"
+    )
+});
 /// Reads notifications of several tenants. This statement looks up key by key, because [`LOAD_POSTGRES`] would look up
 /// every id in every tenant. For a single tenant it would be slower by 1.5 µs per row.
 pub(in crate::store) static LOAD_OF_MANY_POSTGRES: LazyLock<String> = LazyLock::new(|| {
@@ -304,7 +311,10 @@ pub(in crate::store) fn readable<T>(rows: impl IntoIterator<Item = Result<T, DbE
             "a claimed delivery or its notification cannot be read from the database; it is skipped"
         );
     };
-    rows.into_iter().filter_map(|row| row.inspect_err(tell).ok()).collect()
+    let rows = rows.into_iter();
+    let mut read = Vec::with_capacity(rows.size_hint().0);
+    read.extend(rows.filter_map(|row| row.inspect_err(tell).ok()));
+    read
 }
 
 fn listed(row: &Row) -> Result<NotificationRow, DbError> {

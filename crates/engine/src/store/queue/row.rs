@@ -42,7 +42,8 @@ facts! {
 
 columns! {
     /// A row `q` of the queue as a claim returns it. The columns of the facts follow it. PostgreSQL reads the row after
-    /// the lease is written and SQLite before, so some columns have a second expression for SQLite.
+    /// the lease is written and SQLite before, so some columns have a second expression for SQLite. PostgreSQL returns
+    /// NULL for a value that nearly every first attempt has, because each other value costs it a call of a function.
     struct Claimed {
         tenant: i32 = "q.tenant",
         notification_id: Uuid = "q.notification_id",
@@ -51,16 +52,16 @@ columns! {
         priority: i16 = "q.priority",
         due_at: Timestamp = "q.due_at",
         leased_at: Timestamp = "q.leased_at" | "?1",
-        attempts: u32 = "q.attempts",
-        losses: u32 = "q.losses" | "q.losses + (q.lease_token IS NOT NULL)",
-        seq: u32 = "q.seq",
-        moves: u32 = "q.moves",
+        attempts: Option<u32> = "nullif(q.attempts, 0)" | "q.attempts",
+        losses: Option<u32> = "nullif(q.losses, 0)" | "q.losses + (q.lease_token IS NOT NULL)",
+        seq: Option<u32> = "nullif(q.seq, 0)" | "q.seq",
+        moves: Option<u32> = "nullif(q.moves, 0)" | "q.moves",
         lost_since: Option<Timestamp> = "q.lost_since"
             | "CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.lost_since, q.leased_at) ELSE q.lost_since END",
-        intent_stands: bool = "q.intent IS NOT NULL",
-        unclear: bool = "q.unclear",
-        first_try_at: Option<Timestamp> = "coalesce(q.first_try_at, q.leased_at)"
-            | "coalesce(q.first_try_at, CASE WHEN q.lease_token IS NOT NULL THEN q.leased_at END, ?1)",
+        intent_stands: Option<bool> = "nullif(q.intent IS NOT NULL, false)" | "q.intent IS NOT NULL",
+        unclear: Option<bool> = "nullif(q.unclear, false)" | "q.unclear",
+        first_try_at: Option<Timestamp> = "q.first_try_at"
+            | "coalesce(q.first_try_at, CASE WHEN q.lease_token IS NOT NULL THEN q.leased_at END)",
         providers: Value = "(SELECT version FROM postcommit.provider_version)"
             | "(SELECT version FROM postcommit_provider_version)",
     }
@@ -141,14 +142,14 @@ impl Claimed {
             priority: self.priority,
             due_at: self.due_at,
             leased_at: self.leased_at,
-            attempts: self.attempts,
-            losses: self.losses,
-            seq: self.seq,
-            moves: self.moves,
+            attempts: self.attempts.unwrap_or_default(),
+            losses: self.losses.unwrap_or_default(),
+            seq: self.seq.unwrap_or_default(),
+            moves: self.moves.unwrap_or_default(),
             lost_since: self.lost_since,
-            intent_stands: self.intent_stands,
-            unclear: self.unclear,
-            first_try_at: self.first_try_at,
+            intent_stands: self.intent_stands.unwrap_or_default(),
+            unclear: self.unclear.unwrap_or_default(),
+            first_try_at: self.first_try_at.or(Some(self.leased_at)),
             facts,
             token,
         }

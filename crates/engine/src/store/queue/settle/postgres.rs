@@ -63,21 +63,25 @@ const KIND: (&str, &str) = ("kind", "int");
 /// settlement has a kind and each kind has a settlement, so a FULL JOIN returns the same rows as an inner join. But a
 /// FULL JOIN must use a hash, where an inner join might compare every settlement with every kind.
 static GIVEN: LazyLock<String> = LazyLock::new(|| {
-    let shared = [SharedArrays::COLUMNS, &[KIND]].concat();
-    let (given, shared) =
-        (unnest(GivenArrays::COLUMNS), unnest_from(GivenArrays::COLUMNS.len() + 1, &shared, "shared"));
-    format!("(SELECT * FROM {given} FULL JOIN {shared} USING (kind) OFFSET 0) AS g")
+    let given = unnest(GivenArrays::COLUMNS);
+    format!("(SELECT * FROM {given} FULL JOIN {} USING (kind) OFFSET 0) AS g", *SHARED)
 });
+/// The SQL for the sets of shared values, each with its number.
+static SHARED: LazyLock<String> =
+    LazyLock::new(|| unnest_from(GivenArrays::COLUMNS.len() + 1, &[SharedArrays::COLUMNS, &[KIND]].concat(), "shared"));
 
 const HELD: &str = "q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token";
 
 /// Moves ended deliveries from the queue to the ledger. Because it uses DELETE … RETURNING, a delivery enters the
 /// ledger only if it left the queue under its lease token.
 pub(in crate::store) static END_POSTGRES: LazyLock<String> = LazyLock::new(|| {
-    let given = &*GIVEN;
-    let (facts, left, answer) =
-        (names::<Facts>(""), each_fact(|name| format!("{} AS {name}", settled(name))), answer("ended"));
-    let log = format!("{} AND NOT kept", log("ended"));
+    let (given, shared) = (&*GIVEN, &*SHARED);
+    let (facts, left) = (names::<Facts>(""), each_fact(|name| format!("{} AS {name}", settled(name))));
+    let answer = answer("ended", "sum(count)", "by_kind");
+    // If the ledger keeps every attempt of the batch, this is false for the whole statement. PostgreSQL then does not
+    // read the rows once more to look for attempts to log.
+    let has_logged = format!("false = ANY (${}::boolean[])", parameter("kept"));
+    let log = format!("{} AND NOT kept AND {has_logged}", log("ended"));
     format!(
         "WITH ended AS (
           DELETE FROM postcommit.delivery_queue q USING {given}
@@ -85,7 +89,7 @@ pub(in crate::store) static END_POSTGRES: LazyLock<String> = LazyLock::new(|| {
           RETURNING q.tenant, q.notification_id, q.n AS row, coalesce(g.as_n, q.n) AS n, coalesce(g.lane, q.lane) AS lane, {left},
             q.attempts + (g.outcome IS NOT NULL)::int AS attempts, q.seq + (g.outcome IS NOT NULL)::int AS seq, q.unclear OR g.unclear AS unclear,
             g.token, g.state, g.reason, g.code, g.error_class, g.detail, g.at, g.sent_by, g.outcome, g.latency_ms, g.provider_ref, g.excerpt,
-            g.captured, g.site, g.event_type, g.kept
+            g.captured, g.site, g.kept, g.kind
         ), entered AS (
           INSERT INTO postcommit.delivery_ledger
             (tenant, notification_id, n, lane, state, reason, code, error_class, detail, attempts, seq, unclear, captured, provider_ref, sent_at,
@@ -94,12 +98,19 @@ pub(in crate::store) static END_POSTGRES: LazyLock<String> = LazyLock::new(|| {
             CASE WHEN state IN ('sent', 'delivered') THEN now() END, now(), site, hashtext(target),
             CASE WHEN kept THEN at END, CASE WHEN kept THEN sent_by END, CASE WHEN kept THEN outcome END, CASE WHEN kept THEN latency_ms END,
             CASE WHEN kept THEN excerpt END, CASE WHEN kept THEN token END, {facts} FROM ended
+        ), by_kind AS MATERIALIZED (
+          SELECT kind, channel, lane, count(*) AS count FROM ended GROUP BY kind, channel, lane
         ), counted AS (
-          -- The ledger's trigger does not count rows with a site.
+          -- The trigger of the ledger counts only rows without a site. The rows are grouped by the number of their shared values first, so
+          -- that the texts of few groups are compared instead of those of every row.
           INSERT INTO postcommit.rollup_fresh (tenant, slot, site, channel, state, count, event_type, lane, error_class)
-          SELECT tenant, date_trunc('minute', now()), site, coalesce(channel, ''),
-            CASE WHEN captured THEN 'captured' ELSE state END, count(*), event_type, lane, error_class
-          FROM ended WHERE site IS NOT NULL GROUP BY tenant, site, channel, state, captured, event_type, lane, error_class
+          SELECT tenant, date_trunc('minute', now()), site, coalesce(b.channel, ''),
+            CASE WHEN captured THEN 'captured' ELSE state END, sum(b.count)::bigint, event_type, b.lane, error_class
+          FROM (SELECT s.*, k.channel, k.lane, k.count
+            FROM by_kind k FULL JOIN (SELECT kind, tenant, site, captured, state, event_type, error_class FROM {shared}) s USING (kind)
+            OFFSET 0) b
+          WHERE b.site IS NOT NULL AND b.count IS NOT NULL
+          GROUP BY tenant, site, b.channel, state, captured, event_type, b.lane, error_class
         ), logged AS ({log})
         {answer}"
     )
@@ -109,7 +120,8 @@ pub(in crate::store) static END_POSTGRES: LazyLock<String> = LazyLock::new(|| {
 /// no attempt was made, an earlier lost lease is still to be judged, so `lost_since` and `intent` are kept.
 pub(in crate::store) static AGAIN_POSTGRES: LazyLock<String> = LazyLock::new(|| {
     let given = &*GIVEN;
-    let (facts, log, answer) = (each_fact(|name| format!("{name} = {}", settled(name))), log("again"), answer("again"));
+    let (facts, log) = (each_fact(|name| format!("{name} = {}", settled(name))), log("again"));
+    let answer = answer("again", "count(*)", "again");
     format!(
         "WITH again AS (
           UPDATE postcommit.delivery_queue q
@@ -148,12 +160,19 @@ fn log(from: &str) -> String {
     format!("INSERT INTO postcommit.logged_attempt ({LOGGED}) SELECT {read} FROM {from} WHERE outcome IS NOT NULL")
 }
 
-/// The SQL for the result of a statement. The first row holds the number of settled rows as `n`. The keys of these rows
-/// follow only if some settlements found no row, which is rare.
-fn answer(from: &str) -> String {
+/// Returns the number of the parameter that holds the array of a shared column.
+fn parameter(shared: &str) -> usize {
+    let place = SharedArrays::COLUMNS.iter().position(|(name, _)| *name == shared);
+    GivenArrays::COLUMNS.len() + 1 + place.unwrap_or_default()
+}
+
+/// The SQL for the result of a statement. The first row holds the number of settled rows as `n`, which is `count` of
+/// `counted`. The keys of the rows follow only if some settlements found no row, which is rare.
+fn answer(from: &str, count: &str, counted: &str) -> String {
     format!(
-        "SELECT NULL::int AS tenant, NULL::uuid AS notification_id, (SELECT count(*)::int FROM {from}) AS n
-        UNION ALL SELECT tenant, notification_id, row FROM {from} WHERE (SELECT count(*) FROM {from}) <> cardinality($1)"
+        ", total AS MATERIALIZED (SELECT coalesce({count}, 0)::int AS n FROM {counted})
+        SELECT NULL::int AS tenant, NULL::uuid AS notification_id, n FROM total
+        UNION ALL SELECT tenant, notification_id, row FROM {from} WHERE (SELECT n FROM total) <> cardinality($1)"
     )
 }
 
@@ -230,6 +249,7 @@ impl<'a> Told<'a> {
             told.given.push(given(settlement, kind));
             last = Some((shared, kind));
         }
+        told.given.clear_nulls();
         told
     }
 
