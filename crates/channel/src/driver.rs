@@ -43,6 +43,7 @@ use crate::egress::Egress;
 use crate::model::{DeliveryKey, Guarantee, Provider, Report, StoredNotification};
 use crate::render::Content;
 use crate::secret::Secrets;
+use crate::template::Payload;
 
 /// One message to one address.
 #[derive(Debug)]
@@ -84,7 +85,7 @@ pub struct RawEvent<'a> {
     /// The version of the payload's format.
     pub schema_version: Option<i32>,
     /// The data of the event as its stored text, so that numbers keep every digit.
-    pub payload: &'a RawValue,
+    pub payload: &'a Payload,
     /// Additional data for single channels, by channel name.
     pub data: Option<&'a RawValue>,
     /// The id of the request or trace that caused the event.

@@ -16,6 +16,7 @@ use serde_json::value::RawValue;
 
 use super::{Destination, Driver, KeyWindow, Kind, LocalSetting, Message, Occasion, Parts, ReadyMade, Sending};
 use crate::model::{Evidence, Guarantee, Outcome, Policy, Report};
+use crate::template::Payload;
 
 /// The way in which a send fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -199,7 +200,7 @@ struct Sent<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     html: Option<&'a str>,
     action_url: Option<&'a str>,
-    payload: &'a RawValue,
+    payload: &'a Payload,
     data: Option<&'a RawValue>,
     /// The headers of a mail. Empty on other channels.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]

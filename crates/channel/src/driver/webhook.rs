@@ -265,7 +265,10 @@ impl Webhook {
         let url = self.url_for(message.target);
         let url = url.map_err(|problem| Report::from(Outcome::refused("bad_url")).because(problem))?;
         let body = body((message.channel, message.target), &message.content, message.raw_event);
-        let headers = self.headers(message, &body).ok_or_else(|| Report::from(Outcome::refused("bad_header")))?;
+        let headers = self.headers(message, &body).ok_or_else(|| {
+            Report::from(Outcome::refused("bad_header"))
+                .because("the key or the traceparent of the delivery holds a character that a header cannot have")
+        })?;
         // The peer may close a reused connection during the request, which makes the outcome unclear. So `at_most_once`
         // uses a new connection for every request.
         let fresh = self.guarantee == Guarantee::AtMostOnce;

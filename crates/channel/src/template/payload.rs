@@ -25,24 +25,33 @@ pub fn flat_name(name: &str) -> String {
     name.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect()
 }
 
-/// The payload of a notification: the JSON as it was enqueued, and its flat view, which is made when a template first
-/// needs it.
+/// The payload of a notification: the JSON as it was enqueued. Many drivers and templates never read it, so it is parsed
+/// when it is first needed, and so is its flat view.
 #[derive(Debug, Clone)]
 pub struct Payload {
-    json: Box<RawValue>,
+    text: Box<str>,
+    /// The text as a JSON string. Set only if the text itself is not JSON.
+    quoted: OnceLock<Box<RawValue>>,
     flat: OnceLock<FlatPayload>,
 }
 
 impl Payload {
     /// The flat view of the payload.
     pub fn flat(&self) -> &FlatPayload {
-        self.flat.get_or_init(|| FlatPayload::new(&self.json))
+        self.flat.get_or_init(|| FlatPayload::new(self))
+    }
+}
+
+/// Takes the text of the stored payload. Text that is not JSON is a JSON string.
+impl From<String> for Payload {
+    fn from(text: String) -> Self {
+        Self { text: text.into(), quoted: OnceLock::new(), flat: OnceLock::new() }
     }
 }
 
 impl From<Box<RawValue>> for Payload {
     fn from(json: Box<RawValue>) -> Self {
-        Self { json, flat: OnceLock::new() }
+        Self { text: json.into(), quoted: OnceLock::new(), flat: OnceLock::new() }
     }
 }
 
@@ -50,13 +59,14 @@ impl Deref for Payload {
     type Target = RawValue;
 
     fn deref(&self) -> &RawValue {
-        &self.json
+        let quoted = || self.quoted.get_or_init(|| serde_json::value::to_raw_value(&self.text).unwrap_or_default());
+        serde_json::from_str::<&RawValue>(&self.text).unwrap_or_else(|_| quoted())
     }
 }
 
 impl Serialize for Payload {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.json.serialize(serializer)
+        (**self).serialize(serializer)
     }
 }
 
@@ -268,6 +278,17 @@ mod tests {
 
     fn payload(json: &str) -> FlatPayload {
         FlatPayload::new(&RawValue::from_string(json.to_owned()).unwrap())
+    }
+
+    #[test]
+    fn a_payload_keeps_its_text_and_text_that_is_not_json_becomes_a_string() {
+        let kept = Payload::from(r#"{"price": 10.500, "n": 12345678901234567890123}"#.to_owned());
+        assert_eq!(kept.get(), r#"{"price": 10.500, "n": 12345678901234567890123}"#);
+        assert_eq!(kept.flat().text("price"), Some("10.500"));
+        let broken = Payload::from("{\"price\": ".to_owned());
+        assert_eq!(broken.get(), r#""{\"price\": ""#);
+        assert_eq!(serde_json::to_string(&broken).unwrap(), broken.get());
+        assert_eq!(broken.flat().text("price"), None);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use postcommit_channel::egress::{Egress, EgressSettings};
 use postcommit_channel::model::{Because, DeliveryKey, Guarantee, Outcome, Report};
 use postcommit_channel::render::Content;
 use postcommit_channel::secret::{Secret, Secrets};
-use serde_json::value::RawValue;
+use postcommit_channel::template::Payload;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -84,14 +84,13 @@ async fn deliver(
 
 /// The parts of a message that it borrows.
 struct Sample {
-    payload: Box<RawValue>,
+    payload: Payload,
     source: Value,
 }
 
 impl Sample {
     fn new(payload: &str) -> Self {
-        let payload = RawValue::from_string(payload.to_owned()).unwrap();
-        Self { payload, source: json!({ "site": "berlin", "traceparent": TRACE }) }
+        Self { payload: Payload::from(payload.to_owned()), source: json!({ "site": "berlin", "traceparent": TRACE }) }
     }
 
     fn message<'a>(&'a self, target: &'a str, n: i32) -> Message<'a> {

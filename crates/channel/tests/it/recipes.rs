@@ -14,9 +14,10 @@ use postcommit_channel::egress::{Egress, EgressSettings};
 use postcommit_channel::model::{Because, DeliveryKey, Guarantee, Outcome, Report};
 use postcommit_channel::render::Content;
 use postcommit_channel::secret::{Secret, Secrets};
+use postcommit_channel::template::Payload;
 use postcommit_testkit::http::{HttpServer, Reply, Request};
 use serde::Deserialize;
-use serde_json::value::{RawValue, to_raw_value};
+use serde_json::value::to_raw_value;
 use serde_json::{Value, json};
 
 use crate::callbacks::CallbackExample;
@@ -163,7 +164,7 @@ pub(crate) async fn with_message<T>(
     timeout: Duration,
     act: impl AsyncFnOnce(Message<'_>) -> T,
 ) -> T {
-    let payload: Box<RawValue> = to_raw_value(&json!({"guestName": "Asha"})).unwrap();
+    let payload = Payload::from(json!({"guestName": "Asha"}).to_string());
     let content = Content {
         subject: given.subject.clone(),
         text: given.text.clone(),

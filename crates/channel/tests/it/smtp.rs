@@ -12,6 +12,7 @@ use postcommit_channel::egress::{Egress, EgressSettings};
 use postcommit_channel::model::{Because, DeliveryKey, Guarantee, Outcome, Report};
 use postcommit_channel::render::Content;
 use postcommit_channel::secret::{Secret, Secrets};
+use postcommit_channel::template::Payload;
 use postcommit_testkit::{Heard, ReceivedMail, SmtpAct, SmtpServer, SmtpTls};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -58,7 +59,7 @@ async fn send_within(driver: &dyn Driver, timeout: Duration) -> Report {
 }
 
 async fn deliver(driver: &dyn Driver, target: &str, content: Content, timeout: Duration) -> Report {
-    let payload = serde_json::value::RawValue::from_string("{}".into()).unwrap();
+    let payload = Payload::from("{}".to_owned());
     let raw_event = RawEvent {
         id: ID,
         tenant: "default",

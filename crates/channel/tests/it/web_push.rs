@@ -10,6 +10,7 @@ use postcommit_channel::egress::{Egress, EgressSettings};
 use postcommit_channel::model::{DeliveryKey, Guarantee, Report};
 use postcommit_channel::render::Content;
 use postcommit_channel::secret::{Secret, Secrets};
+use postcommit_channel::template::Payload;
 use postcommit_testkit::http::{HttpServer, Reply, Request};
 use ring::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use ring::agreement::{ECDH_P256, EphemeralPrivateKey, UnparsedPublicKey, agree_ephemeral};
@@ -124,7 +125,7 @@ async fn with<T>(
     timeout: Duration,
     act: impl AsyncFnOnce(Message<'_>) -> T,
 ) -> T {
-    let payload = to_raw_value(&json!({})).unwrap();
+    let payload = Payload::from("{}".to_owned());
     let key = DeliveryKey { tenant: 1, notification: "0198c6d5-0000-7000-8000-000000000001".parse().unwrap(), n: 1 };
     let raw_event = RawEvent {
         id: key.notification,

@@ -122,29 +122,44 @@ impl Cells for &Row {
 
 impl Cells for tokio_postgres::Row {
     fn take<T: FromValue>(&mut self, place: usize) -> Result<T, DbError> {
-        read(from_postgres(self, place)?, place)
+        direct(self, place)
     }
 }
 
 impl Cells for &tokio_postgres::Row {
     fn take<T: FromValue>(&mut self, place: usize) -> Result<T, DbError> {
-        read(from_postgres(self, place)?, place)
+        direct(self, place)
+    }
+}
+
+fn direct<T: FromValue>(row: &tokio_postgres::Row, place: usize) -> Result<T, DbError> {
+    match row.try_get::<_, Direct<T>>(place) {
+        Ok(Direct(value)) => value.ok_or_else(|| unreadable::<T>(place)),
+        Err(problem) => Err(DbError::Unreadable(problem.to_string())),
     }
 }
 
 pub(super) fn read<T: FromValue>(value: Value, place: usize) -> Result<T, DbError> {
-    T::from_value(value).ok_or_else(|| {
-        DbError::Unreadable(format!(
-            "the value in column {place} of a query's result, counted from 0, cannot be read as {}",
-            std::any::type_name::<T>()
-        ))
-    })
+    T::from_value(value).ok_or_else(|| unreadable::<T>(place))
+}
+
+fn unreadable<T>(place: usize) -> DbError {
+    DbError::Unreadable(format!(
+        "the value in column {place} of a query's result, counted from 0, cannot be read as {}",
+        std::any::type_name::<T>()
+    ))
 }
 
 /// A Rust type to which a result value can be converted.
 pub trait FromValue: Sized {
     /// Converts the value to this type. Returns `None` if it has another type.
     fn from_value(value: Value) -> Option<Self>;
+
+    /// Decodes PostgreSQL's binary format of a value that is not NULL. A type of which a claim reads many values decodes
+    /// its usual column type itself, because a [`Value`] in between would take as long again.
+    fn from_wire(ty: &Type, raw: &[u8]) -> Result<Option<Self>, WireError> {
+        Ok(Self::from_value(Cell::from_sql(ty, raw)?.0))
+    }
 
     /// Returns the value that lists show if a SQLite file has bytes where text is expected. The hot path reads with
     /// [`Cells::take`] and never sends this value.
@@ -153,6 +168,9 @@ pub trait FromValue: Sized {
         None
     }
 }
+
+/// Why PostgreSQL's binary format of a value cannot be decoded.
+type WireError = Box<dyn std::error::Error + Sync + Send>;
 
 /// How many bytes are shown at most.
 const SHOWN_BYTES: usize = 32;
@@ -176,17 +194,25 @@ impl<T: FromValue> FromValue for Option<T> {
         if matches!(value, Value::Null) { Some(None) } else { T::from_value(value).map(Some) }
     }
 
+    fn from_wire(ty: &Type, raw: &[u8]) -> Result<Option<Self>, WireError> {
+        Ok(T::from_wire(ty, raw)?.map(Some))
+    }
+
     fn shown(value: &Value) -> Option<Self> {
         T::shown(value).map(Some)
     }
 }
 
 macro_rules! reads {
-    ($($type:ty => { $($pattern:pat => $result:expr),* $(,)? } $(@ { $shown:expr })?)*) => {$(
+    ($($type:ty => { $($pattern:pat => $result:expr),* $(,)? } $(= $column:ident |$raw:ident| $decode:expr;)? $(@ { $shown:expr })?)*) => {$(
         impl FromValue for $type {
             fn from_value(value: Value) -> Option<Self> {
                 match value { $($pattern => $result,)* _ => None }
             }
+
+            $(fn from_wire(ty: &Type, $raw: &[u8]) -> Result<Option<Self>, WireError> {
+                if *ty == Type::$column { $decode.map(Some) } else { Ok(Self::from_value(Cell::from_sql(ty, $raw)?.0)) }
+            })?
 
             $(fn shown(value: &Value) -> Option<Self> {
                 bytes_as_text(value).map($shown)
@@ -195,22 +221,22 @@ macro_rules! reads {
     )*};
 }
 reads! {
-    i64 => { Value::Int(x) => Some(x) }
-    i32 => { Value::Int(x) => i32::try_from(x).ok() }
-    i16 => { Value::Int(x) => i16::try_from(x).ok() }
+    i64 => { Value::Int(x) => Some(x) } = INT8 |raw| Ok(Self::from_be_bytes(raw.try_into()?));
+    i32 => { Value::Int(x) => i32::try_from(x).ok() } = INT4 |raw| Ok(Self::from_be_bytes(raw.try_into()?));
+    i16 => { Value::Int(x) => i16::try_from(x).ok() } = INT2 |raw| Ok(Self::from_be_bytes(raw.try_into()?));
     u16 => { Value::Int(x) => u16::try_from(x).ok() }
     u32 => { Value::Int(x) => u32::try_from(x).ok() }
     f64 => { Value::Real(x) => Some(x), Value::Int(x) => Some(x as f64) }
     bool => { Value::Bool(x) => Some(x), Value::Int(x) => Some(x != 0) }
-    String => { Value::Text(x) | Value::Json(x) => Some(x) } @ { |text| text }
+    String => { Value::Text(x) | Value::Json(x) => Some(x) } = TEXT |raw| Ok(std::str::from_utf8(raw)?.to_owned()); @ { |text| text }
     Vec<u8> => { Value::Bytes(x) => Some(x) }
     Hash => { Value::Bytes(x) => x.try_into().ok().map(Hash) }
-    Uuid => { Value::Uuid(x) => Some(x), Value::Text(x) => x.parse().ok() }
-    Timestamp => { Value::Time(x) => Some(x), Value::Int(x) => Some(Self::from_micros(x)), Value::Text(x) => x.parse().ok() }
+    Uuid => { Value::Uuid(x) => Some(x), Value::Text(x) => x.parse().ok() } = UUID |raw| Ok(Self::from_slice(raw)?);
+    Timestamp => { Value::Time(x) => Some(x), Value::Int(x) => Some(Self::from_micros(x)), Value::Text(x) => x.parse().ok() } = TIMESTAMPTZ |raw| time(raw);
     // JSON that serde_json cannot parse is shown as text. Examples are too deep nesting and a number beyond any float.
     serde_json::Value => { Value::Json(x) | Value::Text(x) => Some(serde_json::from_str(&x).unwrap_or_else(|_| x.into())) } @ { serde_json::Value::String }
     Box<RawValue> => { Value::Json(x) | Value::Text(x) => raw(x) } @ { |text| serde_json::value::to_raw_value(&text).unwrap_or_default() }
-    Payload => { Value::Json(x) | Value::Text(x) => raw(x).map(Payload::from) } @ { |text| Payload::from(serde_json::value::to_raw_value(&text).unwrap_or_default()) }
+    Payload => { Value::Json(x) | Value::Text(x) => Some(Payload::from(x)) } @ { |text| Payload::from(serde_json::value::to_raw_value(&text).unwrap_or_default()) }
     Vec<String> => { Value::Texts(x) => Some(x), Value::Text(x) => Some(texts(&x)) } @ { |text| vec![text] }
 }
 
@@ -232,21 +258,42 @@ fn from_postgres(row: &tokio_postgres::Row, place: usize) -> Result<Value, DbErr
     }
 }
 
+/// Decodes a time, which PostgreSQL counts in microseconds from 2000.
+fn time(raw: &[u8]) -> Result<Timestamp, WireError> {
+    let micros = i64::from_be_bytes(raw.try_into()?);
+    Ok(Timestamp::from_micros(micros.saturating_add(EPOCH_2000)))
+}
+
+/// A result value of a known Rust type. It is `None` if the column holds a value of another type. It accepts every type
+/// of column, as [`Cell`] does.
+struct Direct<T>(Option<T>);
+
+impl<'a, T: FromValue> FromSql<'a> for Direct<T> {
+    fn from_sql(ty: &Type, raw: &'a [u8]) -> Result<Self, WireError> {
+        T::from_wire(ty, raw).map(Self)
+    }
+
+    fn from_sql_null(_: &Type) -> Result<Self, WireError> {
+        Ok(Self(T::from_value(Value::Null)))
+    }
+
+    fn accepts(_: &Type) -> bool {
+        true
+    }
+}
+
 /// A result value, decoded by the type of its column. It accepts every type, because the check for each Rust type takes
 /// longer than the decoding.
 struct Cell(Value);
 
 impl<'a> FromSql<'a> for Cell {
-    fn from_sql(ty: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn std::error::Error + Sync + Send>> {
+    fn from_sql(ty: &Type, raw: &'a [u8]) -> Result<Self, WireError> {
         let value = match *ty {
             Type::INT2 => Value::from(i16::from_be_bytes(raw.try_into()?)),
             Type::INT4 => Value::from(i32::from_be_bytes(raw.try_into()?)),
             Type::INT8 => Value::from(i64::from_be_bytes(raw.try_into()?)),
             Type::FLOAT8 => Value::Real(f64::from_be_bytes(raw.try_into()?)),
-            Type::TIMESTAMPTZ => {
-                let micros = i64::from_be_bytes(raw.try_into()?);
-                Value::Time(Timestamp::from_micros(micros.saturating_add(EPOCH_2000)))
-            }
+            Type::TIMESTAMPTZ => Value::Time(time(raw)?),
             Type::BOOL => Value::from(bool::from_sql(ty, raw)?),
             Type::UUID => Value::from(Uuid::from_slice(raw)?),
             Type::BYTEA => Value::from(raw.to_vec()),
@@ -267,5 +314,42 @@ impl<'a> FromSql<'a> for Cell {
 
     fn accepts(_: &Type) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wire<T: FromValue>(ty: Type, raw: &[u8]) -> Option<T> {
+        Direct::<T>::from_sql(&ty, raw).ok().and_then(|Direct(value)| value)
+    }
+
+    #[test]
+    fn a_value_of_the_wire_is_read_as_the_rust_type_whatever_the_width_of_its_column() {
+        assert_eq!(wire::<i32>(Type::INT4, &7_i32.to_be_bytes()), Some(7));
+        assert_eq!(wire::<i32>(Type::INT2, &7_i16.to_be_bytes()), Some(7));
+        assert_eq!(wire::<i32>(Type::INT8, &7_i64.to_be_bytes()), Some(7));
+        assert_eq!(wire::<i32>(Type::INT8, &(1_i64 << 40).to_be_bytes()), None, "too large");
+        assert_eq!(wire::<u32>(Type::INT4, &(-1_i32).to_be_bytes()), None, "negative");
+        assert_eq!(wire::<i64>(Type::INT4, &7_i32.to_be_bytes()), Some(7));
+        assert_eq!(wire::<String>(Type::TEXT, "Zoë".as_bytes()), Some("Zoë".to_owned()));
+        assert_eq!(wire::<String>(Type::TEXT, &[0xff]), None, "not UTF-8");
+        assert_eq!(wire::<String>(Type::JSONB, b"\x01{}"), Some("{}".to_owned()));
+        assert_eq!(wire::<Uuid>(Type::UUID, &[7; 16]), Some(Uuid::from_bytes([7; 16])));
+        assert_eq!(wire::<Uuid>(Type::UUID, &[7; 15]), None, "too short");
+        assert_eq!(
+            wire::<Timestamp>(Type::TIMESTAMPTZ, &0_i64.to_be_bytes()),
+            Some(Timestamp::from_micros(EPOCH_2000))
+        );
+        assert_eq!(wire::<i32>(Type::TEXT, b"7"), None, "another type");
+        assert_eq!(wire::<Option<i32>>(Type::INT4, &7_i32.to_be_bytes()), Some(Some(7)));
+    }
+
+    #[test]
+    fn null_is_read_by_an_option_alone() {
+        assert_eq!(Direct::<Option<i32>>::from_sql_null(&Type::INT4).unwrap().0, Some(None));
+        assert_eq!(Direct::<i32>::from_sql_null(&Type::INT4).unwrap().0, None);
+        assert_eq!(Direct::<Value>::from_sql_null(&Type::INT4).unwrap().0, Some(Value::Null));
     }
 }

@@ -1,6 +1,7 @@
 //! The pipeline of one delivery: check → render → announce → permit → send → judge → settle.
 
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -153,7 +154,9 @@ async fn attempt_some(group: Group, some: Vec<(Rendered, Option<OwnedSemaphorePe
         while let Some((delivery, note)) = next {
             let unsettled = group.crew.leases.guard([Lease::of(&delivery)]);
             // A panic in our own code fails only this delivery, like a panic in the driver.
-            let attempted = AssertUnwindSafe(group.attempt(&delivery, &note, rendering.take())).catch_unwind().await;
+            // The future of an attempt is large, so it is pinned where it is made. Each move would copy it.
+            let attempt = pin!(group.attempt(&delivery, &note, rendering.take()));
+            let attempted = AssertUnwindSafe(attempt).catch_unwind().await;
             if attempted.is_ok() {
                 unsettled.disarm();
             }
@@ -498,7 +501,8 @@ async fn send_while_held(crew: &Crew, lane: &Lane, lease: &Lease, message: Messa
 /// Calls the driver once, with a deadline. A timeout or a panic becomes an outcome as well.
 pub(super) async fn call(driver: &dyn Driver, provider: &str, message: Message<'_>) -> Report {
     let (id, timeout) = (message.key.id(), message.timeout);
-    let sending = AssertUnwindSafe(async { driver.send(message).await }).catch_unwind();
+    let sending = pin!(async { driver.send(message).await });
+    let sending = AssertUnwindSafe(sending).catch_unwind();
     match tokio::time::timeout(timeout + driver.late_answer() + PATIENCE, sending).await {
         Ok(Ok(report)) => report,
         Ok(Err(_panic)) => {

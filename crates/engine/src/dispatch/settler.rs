@@ -220,7 +220,8 @@ async fn write_all(writer: Arc<ResultWriter>, mut received: mpsc::UnboundedRecei
         let worth_a_write = if writing.is_empty() { 1 } else { BATCH / 2 };
         if writing.len() < WRITERS && gathered.len() >= worth_a_write {
             gather_the_rest(&mut received, &mut gathered).await;
-            writing.spawn(writer.clone().write(ResultBatch::of(std::mem::take(&mut gathered))));
+            let batch = std::mem::replace(&mut gathered, Vec::with_capacity(BATCH));
+            writing.spawn(writer.clone().write(ResultBatch::of(batch)));
             continue;
         }
         let room = BATCH - gathered.len();
@@ -258,7 +259,9 @@ struct ResultBatch {
 
 impl ResultBatch {
     fn of(gathered: Vec<PendingResult>) -> Self {
-        let (mut settlements, mut noted, mut room) = (Vec::with_capacity(gathered.len()), vec![], vec![]);
+        let room_for = gathered.len();
+        let (mut settlements, mut noted, mut room) =
+            (Vec::with_capacity(room_for), Vec::with_capacity(room_for), Vec::with_capacity(room_for));
         for result in gathered {
             settlements.push(result.settlement);
             noted.push(result.noted);
