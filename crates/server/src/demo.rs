@@ -76,10 +76,13 @@ pub async fn run(options: &DemoOptions, signals: &Signals) -> CommandResult {
     let url =
         scratch.as_ref().map_or_else(|| format!("sqlite:{}", folder.path("demo.db").display()), |own| own.url.clone());
     let ended = run_on(url, options, &folder, signals).await;
-    if let Some(scratch) = scratch {
-        scratch.remove().await?;
-    }
+    let removed = match scratch {
+        Some(scratch) => scratch.remove().await,
+        None => Ok(()),
+    };
     drop(folder);
+    // Why the demo failed matters more than a database that is left behind.
+    let ended = ended.and_then(|exit| removed.map(|()| exit).map_err(Into::into));
     if ended.is_ok() {
         say!("postcommit: the demo has ended, and its data is removed");
     }

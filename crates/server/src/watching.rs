@@ -19,6 +19,7 @@ use postcommit_engine::trace::SpanKind;
 use serde::Deserialize;
 use subtle::ConstantTimeEq;
 
+use crate::auth::bearer;
 use crate::hosts;
 
 #[derive(Debug, Clone, Deserialize)]
@@ -62,7 +63,7 @@ pub fn routes(tools: &Tools, settings: &MetricsSettings, open: bool) -> Router {
 }
 
 async fn page(State(page): State<Arc<MetricsPage>>, uri: Uri, headers: HeaderMap) -> Response {
-    let shown = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
+    let shown = bearer(&headers).ok().flatten();
     let has_token = shown.is_some_and(|shown| is_same(shown, &page.token));
     // A request to loopback with any other host name may come from a foreign page (see hosts.rs).
     if page.open && !has_token && !hosts::is_loopback(&headers, &uri) {

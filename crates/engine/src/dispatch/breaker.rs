@@ -80,6 +80,12 @@ impl Breaker {
         wants
     }
 
+    /// Gives back the turn that [`Breaker::wants_probe`] gave, because no delivery was there to take it. Otherwise the
+    /// next delivery would have to wait for another cool-down.
+    pub fn keep_turn(&self) {
+        *self.given_at.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     /// Counts the result of a send over the lane of this provider.
     fn note(&self, health: Health, provider: &Provider) -> Turn {
         let failures = match health {

@@ -119,7 +119,7 @@ impl Table {
             && !delivery.unclear
             && delivery.lost_since.is_none()
             && delivery.moves < MAX_MOVES;
-        let next = self.passing_over(lane, now).filter(|_| may_move);
+        let next = if may_move { self.passing_over(lane, now) } else { None };
         next.map_or(lane, |next| next.provider.id)
     }
 }
@@ -173,6 +173,9 @@ pub async fn run_once(crew: &Crew) -> Result<u64, DbError> {
     for lane in lanes.into_iter().filter(|lane| matches!(lane.standing(now), Standing::Closed)) {
         let Some(next) = table.takes_over(lane, now) else { continue };
         let count = store.move_waiting(&lane.provider, next.provider.id, now, next.takes()).await?;
+        if count == 0 && next.is_probed() {
+            next.breaker.keep_turn();
+        }
         if count > 0 {
             tracing::warn!(
                 provider = lane.provider.name,

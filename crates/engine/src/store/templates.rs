@@ -159,7 +159,8 @@ impl Store {
     }
 
     fn contains_words(&self, words: &str, parameters: &mut SqlParameters) -> String {
-        let words = parameters.add(words.to_lowercase());
+        // The database writes both sides in lower case, because its `lower` may change only A to Z.
+        let words = format!("lower({})", parameters.add(words));
         let found = match self.db.kind() {
             "postgres" => "strpos",
             _ => "instr",

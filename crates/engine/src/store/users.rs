@@ -388,7 +388,8 @@ impl Store {
         let examined =
             format!("SELECT tenant, id FROM postcommit.user_profile WHERE 1 = 1{examined} ORDER BY tenant, id");
         let of_last = parameters.0.clone();
-        let (words, to) = (parameters.add(text.to_lowercase()), parameters.add(comparable(text).as_ref()));
+        // The database writes both sides in lower case, because its `lower` may change only A to Z.
+        let (words, to) = (format!("lower({})", parameters.add(text)), parameters.add(comparable(text).as_ref()));
         let most = parameters.add(filter.limit + 1);
         let found = match self.db.kind() {
             "postgres" => "strpos",

@@ -183,6 +183,8 @@ on_both! {
             assert_eq!(world.ids(TemplateFilter { words: Some(words.into()), ..all() }).await, ids, "{words}");
         }
         assert_eq!(world.ids(TemplateFilter { words: Some("X".into()), ..all() }).await.len(), 8, "by the text of the current version");
+        world.template(&TemplateDraft { audience: "fr".into(), ..draft("fr") }, &saying("Élodie arrive")).await;
+        assert_eq!(world.ids(TemplateFilter { words: Some("Élodie".into()), ..all() }).await, ["fr"], "with a capital beyond A to Z");
         // The pages cover all tenants, ordered by tenant and by bytes.
         let other = world.store.create_tenant("other").await.unwrap();
         world.store.create_template(other, &draft("a"), (&saying("x"), None), &MadeFrom::default()).await.unwrap();

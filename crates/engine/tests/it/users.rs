@@ -56,7 +56,7 @@ async fn actions(world: &World) -> Vec<(String, String, String)> {
 
 on_both! {
     async fn users_are_found_by_id_name_and_address(world) {
-        for (id, name, to) in [("g-1", Some("Ada Lovelace"), "ada@example.com"), ("g-2", Some("50 %"), "Bob@Example.com"), ("x_3", None, "+919876543210")] {
+        for (id, name, to) in [("g-1", Some("Ada Lovelace"), "ada@example.com"), ("g-2", Some("50 %"), "Bob@Example.com"), ("x_3", None, "+919876543210"), ("y", Some("Élodie"), "+33123456789")] {
             let kind = if to.starts_with('+') { "phone" } else { "email" };
             let draft = UserDraft { name: name.map(str::to_owned), ..user(&[(kind, to)]) };
             world.store.create_user(world.tenant, id, &draft).await.unwrap();
@@ -76,6 +76,7 @@ on_both! {
             ("bob@example.com", vec!["g-2"]),
             ("+919876543210", vec!["x_3"]),
             ("example", vec![]),
+            ("Élodie", vec!["y"]),
         ] {
             assert_eq!(search(text, None, 10).await, (ids.into_iter().map(str::to_owned).collect(), None), "{text}");
         }

@@ -174,7 +174,7 @@ pub struct TokenQuery {
 /// Creates a token that opens one user's inbox, for that user's browser. The token may read and mark messages, so the
 /// key needs the scope `operate`: a key cannot give more rights than it has.
 #[utoipa::path(post, path = "/v1/inbox/{user}/token", tag = "inbox", security(("key" = ["operate"])),
-    params(("user" = String, Path, description = "The user's id"), TokenQuery, PageQuery, TenantQuery), responses((status = 200, description = "The token", body = UserToken), ProblemResponses))]
+    params(("user" = String, Path, description = "The user's id"), TokenQuery, TenantQuery), responses((status = 200, description = "The token", body = UserToken), ProblemResponses))]
 pub async fn mint_user_token(
     State(app): State<AppState>,
     Operator(caller): Operator,

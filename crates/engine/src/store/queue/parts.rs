@@ -208,9 +208,9 @@ impl Store {
         let read = |row: &Row| {
             Ok((row.get::<i32>(0)?, ListMember { kind: row.get(1)?, member: row.get(2)?, channel: row.get(3)? }))
         };
-        let mut read = legible("members of an expansion", rows.iter().map(read));
-        let is_last = read.len() <= size;
-        read.truncate(size);
+        // Members that cannot be read count here as well, or one of them would end the expansion early.
+        let is_last = rows.len() <= size;
+        let read = legible("members of an expansion", rows.iter().take(size).map(read));
         let until = read.last().map_or(i32::MAX, |(position, _)| *position);
         let highest: Option<i32> = highest.first().map_or(Ok(None), |row| row.get(0))?;
         let members = read.into_iter().map(|(_, member)| member).collect();

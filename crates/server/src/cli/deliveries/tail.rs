@@ -13,9 +13,13 @@ use super::which::Which;
 use crate::cli::notifications::CAPTURED;
 use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
 
-/// The period that each query covers, in microseconds. An attempt is written when it ends, with the time when it began,
-/// so each query must go back in time.
-const REACH: i64 = 120_000_000;
+/// How far a look goes back, in microseconds. An attempt is written when it ends, with the time when it began, so each
+/// look must go back in time.
+const REACH: i64 = 5_000_000;
+/// How far every twentieth look goes back, for attempts that took long.
+const LONG_REACH: i64 = 120_000_000;
+/// Attempts that one query reads.
+const PAGE: usize = 1000;
 /// The age in microseconds after which a notification is no longer followed.
 const OLDEST: i64 = 172_800_000_000;
 
@@ -38,22 +42,31 @@ impl Tail {
         let filter = self.which.filter(store).await?;
         let since = i64::try_from(self.since.min(315_360_000)).unwrap_or(0) * 1_000_000;
         let from = store.now().await?.as_micros() - since;
-        let mut seen: HashSet<(String, i32)> = HashSet::new();
+        let mut seen: HashMap<(String, i32), i64> = HashMap::new();
         let mut look = tokio::time::interval(Duration::from_millis(250));
-        loop {
+        for turn in 0_u64.. {
             look.tick().await;
             let now = store.now().await?.as_micros();
-            let start = if seen.is_empty() { from } else { from.max(now - REACH) };
+            let reach = if turn.is_multiple_of(20) { LONG_REACH } else { REACH };
+            let mut start = if turn == 0 { from } else { from.max(now - reach) };
             let oldest = first_id((now - OLDEST).max(0));
-            let mut new = store.attempts_since(Timestamp::from_micros(start), oldest, 1000).await?;
-            new.retain(|attempt| seen.insert((attempt.delivery_id.clone(), attempt.seq)));
-            for attempt in matching(store, &filter, new).await? {
-                output::one(format, &attempt, line);
+            loop {
+                let mut new = store.attempts_since(Timestamp::from_micros(start), oldest, PAGE as i64).await?;
+                let last = new.last().filter(|_| new.len() == PAGE).map(|attempt| attempt.at.as_micros());
+                new.retain(|a| seen.insert((a.delivery_id.clone(), a.seq), a.at.as_micros()).is_none());
+                for attempt in matching(store, &filter, new).await? {
+                    output::one(format, &attempt, line);
+                }
+                // The next page begins with the attempts of the last microsecond, of which this page may have only some.
+                let Some(last) = last else { break };
+                start = (last - 1).max(start + 1);
             }
             if self.no_follow {
-                return Ok(Exit::Ok);
+                break;
             }
+            seen.retain(|_, at| *at > now - 2 * LONG_REACH);
         }
+        Ok(Exit::Ok)
     }
 }
 

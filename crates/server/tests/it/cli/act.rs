@@ -157,6 +157,20 @@ fn tail_prints_every_attempt_with_its_delivery() {
 }
 
 #[test]
+fn tail_prints_all_attempts_also_when_they_are_more_than_one_query_reads() {
+    let shell = Shell::ready();
+    let sql = "WITH RECURSIVE i (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM i WHERE n < 2500)
+        INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, recipients)
+        SELECT 'a', '{}', 'k' || n, '[{\"email\": \"ada@example.com\"}]' FROM i";
+    let file = shell.path().join("postcommit-data/postcommit.db");
+    rusqlite::Connection::open(file).unwrap().execute_batch(&format!("BEGIN; {sql}; COMMIT")).unwrap();
+    shell.dispatch();
+    let tail = shell.run(&["deliveries", "tail", "--since", "600", "--no-follow", "-o", "jsonl"]).ends(0).stdout;
+    let ids: std::collections::HashSet<&str> = tail.lines().collect();
+    assert_eq!((tail.lines().count(), ids.len()), (2500, 2500));
+}
+
+#[test]
 fn tail_prints_only_attempts_of_deliveries_that_match() {
     let shell = Shell::ready().with("POSTCOMMIT_CAPTURE_FAIL_ON", "transient=t,permanent=p");
     let (good, bad, gone) = (
