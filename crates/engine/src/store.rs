@@ -93,7 +93,7 @@ pub use queue::expand::{DUPLICATE, Expanded, Written};
 pub use queue::failover::FAILED_OVER;
 pub use queue::limited::{LimitedClaim, Metered};
 pub use queue::parts::{NextPart, Part};
-pub use queue::settle::{Attempted, Place, Settled, Settlement};
+pub use queue::settle::{Attempted, DeadAddress, Place, Settled, Settlement};
 pub use receipts::{Fate, ReceiptRow, Received};
 pub use secret_key::{NotDecrypted, Opener, Sealed, SealedWith, Unopened};
 pub use suppressions::{SuppressionDraft, SuppressionFilter, SuppressionRow};

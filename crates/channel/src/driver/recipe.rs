@@ -186,6 +186,11 @@ impl Recipe {
         all
     }
 
+    /// The reasons for which an answer of the service suppresses the address of its delivery.
+    pub fn suppressions(&self) -> impl Iterator<Item = &str> {
+        self.answers.suppressions()
+    }
+
     /// The driver of this recipe.
     #[must_use]
     pub fn into_kind(self) -> Kind {
@@ -315,7 +320,8 @@ impl Driver for FromRecipe {
                 Ok(answer) => self.recipe.answers.report(&answer, self.guarantee, &redactions),
                 Err(failure) => http::failed(&failure),
             };
-            if self.recipe.url_of_recipient && is_url(message.target) { of_one_receiver(report) } else { report }
+            let is_own_url = self.recipe.url_of_recipient && is_url(message.target);
+            if is_own_url { of_one_receiver(report) } else { of_account(report) }
         })
     }
 
@@ -494,6 +500,15 @@ fn uuid_of(key: &str) -> Uuid {
     let mut bytes = [0; 16];
     bytes.copy_from_slice(&hash[..16]);
     uuid::Builder::from_random_bytes(bytes).into_uuid()
+}
+
+/// The report on a message that was sent over the provider's own URL and account. A refused account says nothing about
+/// the address.
+fn of_account(mut report: Report) -> Report {
+    if matches!(report.outcome, Outcome::Rejected { because: Because::Config, .. }) {
+        report.suppress = None;
+    }
+    report
 }
 
 /// The report on a receiver whose URL is the address. Its answer says nothing about other receivers, so it affects only

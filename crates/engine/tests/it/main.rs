@@ -7,6 +7,7 @@ mod world;
 mod audit;
 mod breaker;
 mod content;
+mod dead_addresses;
 mod dispatch;
 mod enqueue;
 mod event_types;

@@ -160,6 +160,11 @@ impl RequestForm {
             .collect()
     }
 
+    /// Whether an address may be the URL that is called, as a whole or its beginning.
+    pub(super) fn has_url_of_recipient(&self) -> bool {
+        matches!(self.url.0.first(), Some(Piece::Value(expression)) if expression.reads("to"))
+    }
+
     /// The signer of a provider, if its requests are signed. `context` holds the provider's settings and secrets.
     pub(super) fn signer(&self, context: &Value) -> Result<Option<Signer>, String> {
         self.sign.as_ref().map(|sign| sign.signer(context)).transpose()
