@@ -294,6 +294,21 @@ fn sender(settings: &serde_json::Map<String, Json>) -> Result<Option<Sender>, St
 }
 
 impl Driver for FromRecipe {
+    fn isolates_hosts(&self) -> bool {
+        self.recipe.request.has_server_of_recipient()
+    }
+
+    /// The host of a recipient's own URL. `None` if the address selects the provider's URL: its trouble concerns the
+    /// lane.
+    fn host_of(&self, target: &str) -> Option<String> {
+        if self.recipe.url_of_recipient && !is_url(target) {
+            return None;
+        }
+        let (settings, secret) = (self.settings.0.clone(), self.secret.clone());
+        let context = Value::from_pairs([("to", target.into()), ("settings", settings), ("secret", secret)]);
+        super::host::of_url(&self.recipe.request.server(&context)?)
+    }
+
     fn recipient_interval(&self) -> Option<Duration> {
         self.recipe.recipient_interval
     }
@@ -511,10 +526,12 @@ fn of_account(mut report: Report) -> Report {
     report
 }
 
-/// The report on a receiver whose URL is the address. Its answer says nothing about other receivers, so it affects only
-/// this delivery.
+/// The report on a receiver whose URL is the address. Its answer says nothing about other URLs, even of the same host,
+/// so it affects only this delivery. A host that fails is another matter: the breaker of the host counts that.
 fn of_one_receiver(mut report: Report) -> Report {
-    report.only_delivery = true;
+    let is_of_host =
+        matches!(report.class(), Some(ErrorClass::Timeout | ErrorClass::Network | ErrorClass::ServerError));
+    report.only_delivery |= !is_of_host;
     if let Outcome::Rejected { because, .. } = &mut report.outcome
         && *because == Because::Config
     {
