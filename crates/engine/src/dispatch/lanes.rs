@@ -163,7 +163,8 @@ impl Lane {
         }
     }
 
-    /// Returns whether the lane's breaker has tripped, so that one send at a time probes the service.
+    /// Returns whether the lane's breaker has tripped, so that one send at a time probes the service. Where the lane tells
+    /// hosts apart, this concerns only deliveries without a host, which are sent over the provider's own URL.
     pub fn is_probed(&self) -> bool {
         self.hosts.is_none() && self.provider.is_tripped()
     }
@@ -171,8 +172,12 @@ impl Lane {
     /// Returns how many deliveries could be started on the lane now. `None` if there is no free slot or no permit.
     fn want(&self, batch: i32) -> Option<Want> {
         let free = i32::try_from(self.slots.available_permits()).unwrap_or(batch);
-        // A probe needs all slots free, because sends that began before the breaker tripped may still be in flight.
-        let quota = if self.is_probed() { i32::from(free >= self.provider.concurrency) } else { free.min(batch) };
+        // A probe needs all slots free, because sends that began before the breaker tripped may still be in flight. Where
+        // the lane tells hosts apart, most deliveries go to other hosts, and `attempt` admits one probe.
+        let quota = match self.is_probed() && self.hosts.is_none() {
+            true => i32::from(free >= self.provider.concurrency),
+            false => free.min(batch),
+        };
         (quota > 0 && (!self.is_limited() || self.permits.may_have_one()))
             .then_some(Want { lane: self.provider.id, quota })
     }

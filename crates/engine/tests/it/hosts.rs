@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use postcommit::Timestamp;
 use postcommit_channel::model::{Guarantee, ProviderDraft};
+use postcommit_channel::secret::{Secret, Secrets};
 use postcommit_engine::dispatch::Dispatcher;
 use postcommit_engine::store::{CloseOutcome, ClosedHost, MAX_CLOSED_HOSTS};
 use postcommit_testkit::{HttpServer, RefusedWrite, Reply, Request};
@@ -366,5 +367,26 @@ on_both! {
         assert_eq!((pair.bad_requests(), shut(&world).await.len()), (2, 1));
         let lane = world.store.provider(world.tenant, "chat").await.unwrap().unwrap();
         assert!(lane.held_until.is_none() && lane.paused.is_none() && lane.trips == 0, "the lane is open");
+    }
+
+    /// Deliveries over the provider's own URL share the breaker of the lane, although the lane tells hosts apart.
+    async fn the_own_url_of_a_provider_is_probed_with_one_send(world) {
+        let pair = pair(|| Reply::status(503));
+        let draft = postcommit_channel::driver::kind("mattermost").unwrap().draft("chat");
+        let secrets = Secrets::from([("url".to_owned(), Secret::new(pair.bad_url()))]);
+        let secrets = Some(world.keys.or_new().unwrap().seal(&secrets, world.tenant, "chat"));
+        let draft = ProviderDraft { breaker_failures: 3, breaker_cool_down_s: 100, is_default: true, secrets, ..draft };
+        world.provider(draft).await;
+        for _ in 0..3 {
+            let to = json!({"recipients": [{"provider": "chat", "address": "desk"}], "body": "Booked"});
+            world.enqueue("t", to).await;
+        }
+        world.pass().await;
+        let lane = async || world.store.provider(world.tenant, "chat").await.unwrap().unwrap();
+        assert_eq!((pair.bad_requests(), lane().await.trips, shut(&world).await.len()), (3, 1, 0));
+        world.execute("UPDATE postcommit.provider SET held_until = {now}", vec![]).await;
+        world.make_due().await;
+        world.pass().await;
+        assert_eq!((pair.bad_requests(), lane().await.trips), (4, 2));
     }
 }
