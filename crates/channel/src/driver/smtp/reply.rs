@@ -75,7 +75,10 @@ impl Reply {
             && match self.enhanced() {
                 Some([5, 1, 1 | 2 | 3 | 6 | 10]) => true,
                 // Gmail also gives this code to a mailbox that gets too many mails at the moment.
-                Some([5, 2, 1]) => !["rate", "quickly"].iter().any(|word| self.text().contains(word)),
+                Some([5, 2, 1]) => {
+                    let text = self.text().to_ascii_lowercase();
+                    !["rate", "quickly"].iter().any(|word| text.contains(word))
+                }
                 _ => false,
             }
     }
@@ -250,7 +253,7 @@ mod tests {
             (Step::RcptTo, "550 5.2.1 mailbox disabled", true),
             (Step::Accepted, "550 5.1.1 no such user", true),
             (Step::RcptTo, "550 5.2.1 receiving mail at a rate that prevents more", false),
-            (Step::RcptTo, "550 5.2.1 receiving mail too quickly", false),
+            (Step::RcptTo, "550 5.2.1 Receiving mail too Quickly", false),
             (Step::RcptTo, "552 5.2.2 mailbox full", false),
             (Step::RcptTo, "550 5.1.0 refused", false),
             (Step::RcptTo, "550 5.1.8 sender's domain not found", false),
