@@ -63,6 +63,7 @@ mod trips;
 mod turns;
 mod types;
 mod unreadable;
+mod unserved;
 pub mod users;
 mod waits;
 mod web_push;
