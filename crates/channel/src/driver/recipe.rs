@@ -6,6 +6,7 @@ mod callback;
 mod expression;
 mod field;
 mod file;
+mod report;
 mod request;
 mod shipped;
 mod sign;
@@ -30,6 +31,7 @@ use self::callback::{CallbackForm, OfRecipe};
 use self::expression::{Expression, digits, is_url, shown, value};
 pub use self::field::{Field, FieldType};
 use self::field::{Fields, Part};
+use self::report::{of_account, of_one_receiver, warned};
 use self::request::RequestForm;
 pub(super) use self::shipped::SHIPPED;
 use self::sign::{Signer, With};
@@ -38,7 +40,7 @@ use super::smtp::mail::{self, Sender};
 use super::webhook::TRACEPARENT;
 use super::{Callback, Destination, Driver, KeyWindow, Kind, Message, Parts, Sending, http};
 use crate::egress::{Call, Deadline, Egress, EgressFailure, HttpAnswer};
-use crate::model::{Because, ErrorClass, Guarantee, Outcome, Policy, Report};
+use crate::model::{ErrorClass, Guarantee, Outcome, Policy, Report};
 use crate::secret::Secrets;
 
 /// The names that the expressions of a request may read.
@@ -336,7 +338,9 @@ impl Driver for FromRecipe {
                 Err(failure) => http::failed(&failure),
             };
             let is_own_url = self.recipe.url_of_recipient && is_url(message.target);
-            if is_own_url { of_one_receiver(report) } else { of_account(report) }
+            let report = if is_own_url { of_one_receiver(report) } else { of_account(report) };
+            let data = if self.recipe.all_data { None } else { data_of(&message) };
+            warned(report, message.channel, &self.recipe.unknown_data(data.as_ref()))
         })
     }
 
@@ -391,7 +395,7 @@ impl FromRecipe {
             class: ErrorClass::InvalidAddress,
             detail: format!("the address {problem}"),
         })?;
-        let data: Option<Json> = message.content.data.as_deref().and_then(|data| serde_json::from_str(data.get()).ok());
+        let data = data_of(message);
         self.recipe.check_data(&self.settings.1, data.as_ref()).map_err(|problem| Refusal {
             code: "missing_data",
             class: ErrorClass::InvalidContent,
@@ -492,6 +496,11 @@ impl Limit {
     }
 }
 
+/// The channel data of a message.
+fn data_of(message: &Message<'_>) -> Option<Json> {
+    message.content.data.as_deref().and_then(|data| serde_json::from_str(data.get()).ok())
+}
+
 /// The event, as expressions read it.
 fn event(message: &Message<'_>) -> Value {
     let event = &message.raw_event;
@@ -515,27 +524,4 @@ fn uuid_of(key: &str) -> Uuid {
     let mut bytes = [0; 16];
     bytes.copy_from_slice(&hash[..16]);
     uuid::Builder::from_random_bytes(bytes).into_uuid()
-}
-
-/// The report on a message that was sent over the provider's own URL and account. A refused account says nothing about
-/// the address.
-fn of_account(mut report: Report) -> Report {
-    if matches!(report.outcome, Outcome::Rejected { because: Because::Config, .. }) {
-        report.suppress = None;
-    }
-    report
-}
-
-/// The report on a receiver whose URL is the address. Its answer says nothing about other URLs, even of the same host,
-/// so it affects only this delivery. A host that fails is another matter: the breaker of the host counts that.
-fn of_one_receiver(mut report: Report) -> Report {
-    let is_of_host =
-        matches!(report.class(), Some(ErrorClass::Timeout | ErrorClass::Network | ErrorClass::ServerError));
-    report.only_delivery |= !is_of_host;
-    if let Outcome::Rejected { because, .. } = &mut report.outcome
-        && *because == Because::Config
-    {
-        *because = Because::Refused;
-    }
-    report
 }
