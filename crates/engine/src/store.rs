@@ -93,9 +93,9 @@ pub use queue::expand::{DUPLICATE, Expanded, Written};
 pub use queue::failover::FAILED_OVER;
 pub use queue::limited::{LimitedClaim, Metered};
 pub use queue::parts::{NextPart, Part};
-pub use queue::settle::{Attempted, Place, Settled, Settlement};
+pub use queue::settle::{Attempted, DeadAddress, Place, Settled, Settlement};
 pub use receipts::{Fate, ReceiptRow, Received};
-pub use secret_key::{NotDecrypted, Opener, Sealed, SealedWith, Unopened};
+pub use secret_key::{Lacking, Opener, Sealed, SealedWith, Unopened, UnopenedLane};
 pub use suppressions::{SuppressionDraft, SuppressionFilter, SuppressionRow};
 pub use templates::{
     EVENTS_EXAMINED, TEMPLATES, TemplateDraft, TemplateFilter, TemplatePosition, TemplateRow, VersionRow,

@@ -15,7 +15,7 @@ use postcommit_channel::egress::Egress;
 use postcommit_channel::model::Provider;
 use postcommit_channel::secret::{KeySource, Secrets};
 use postcommit_engine::db::LATEST;
-use postcommit_engine::store::{NotDecrypted, Store};
+use postcommit_engine::store::{Lacking, Store, UnopenedLane};
 use serde::Serialize;
 
 use crate::output::Failure;
@@ -223,10 +223,10 @@ async fn reused_keys(store: &Store) -> Result<Option<Finding>, Failure> {
     Ok(Some(finding("keys", "warning", detail)))
 }
 
-/// The reports of the workers about the secrets of a provider.
+/// The reports of the workers about a provider.
 struct Opened<'a> {
-    /// The reason why no worker can decrypt the secrets.
-    not: Option<&'a NotDecrypted>,
+    /// The reason why no worker can serve the provider.
+    not: Option<&'a UnopenedLane>,
     /// Whether a worker runs.
     is_served: bool,
 }
@@ -251,6 +251,11 @@ fn provider(of: &Installation<'_>, provider: &Provider, tenant: &str, opened: &O
         let here =
             usable(of, provider, false).err().map(|problem| format!(" On this host: {problem}")).unwrap_or_default();
         let remedy = match &why.pass_on {
+            _ if why.lacking == Lacking::Driver => {
+                "run every server with the version and the recipes (recipes.folder) that know this driver and its \
+                 settings, and restart it after a change of the recipes"
+                    .to_owned()
+            }
             // The key may be on another host or in another directory, so it is not necessarily lost.
             Some(host) => format!(
                 "no server runs, and the passes on host {host} have no usable key; start a server that has the key, \
@@ -262,8 +267,7 @@ fn provider(of: &Installation<'_>, provider: &Provider, tenant: &str, opened: &O
                 provider.name
             ),
         };
-        let why = &why.reason;
-        let told = format!("nothing is sent, because its secrets cannot be decrypted: {why}; {remedy}.{here}");
+        let told = format!("nothing is sent, because {}; {remedy}.{here}", why.cause());
         return finding("provider", "problem", detail(told));
     }
     match usable(of, provider, opened.is_served) {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use postcommit_channel::driver::{self, Destination};
 use postcommit_channel::model::{Provider, Scope};
 use postcommit_engine::db::DbError;
-use postcommit_engine::store::{AuditFilter, KeyFilter, Store};
+use postcommit_engine::store::{AuditFilter, KeyFilter, Lacking, Store};
 use serde::Serialize;
 use url::{Host, Url};
 
@@ -176,7 +176,8 @@ async fn secrets(app: &App, store: &Store, providers: &[Provider]) -> Result<Lin
         return Ok(line(Standing::Done, TITLE, "No provider has a secret yet.", ADVICE));
     }
     let unopened = store.unopened(None).await?;
-    Ok(match (app.tools.keys.existing(), unopened.is_empty()) {
+    let all_decrypted = unopened.values().all(|lane| lane.lacking != Lacking::Secrets);
+    Ok(match (app.tools.keys.existing(), all_decrypted) {
         (Err(problem), _) => line(Standing::ToDo, TITLE, sentence(&problem.to_string()), ADVICE),
         (Ok(_), false) => {
             line(Standing::ToDo, TITLE, "Some secrets cannot be decrypted with the key of this server.", ADVICE)

@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::get;
 use postcommit_engine::db::DbError;
-use postcommit_engine::store::Store;
+use postcommit_engine::store::{Lacking, Store, UnopenedLane};
 use tokio::sync::watch;
 
 /// The longest time until a probe is answered, even if the database has not answered.
@@ -77,12 +77,15 @@ async fn look_at(store: &Store) -> Readiness {
 /// instance could not serve them either.
 async fn closed(store: &Store) -> Option<String> {
     let lanes = store.unopened(None).await.ok()?;
-    let reason = &lanes.values().next()?.reason;
-    let count = lanes.len();
-    Some(format!(
-        "ready\nlanes closed: {count}, because the secrets of their providers cannot be decrypted: {reason}; \
-         `postcommit doctor` names them\n"
-    ))
+    let UnopenedLane { lacking, reason, .. } = lanes.values().next()?;
+    let (count, cause) = (
+        lanes.len(),
+        match lacking {
+            Lacking::Secrets => "the secrets of their providers cannot be decrypted",
+            Lacking::Driver => "no running process can set up the drivers of their providers",
+        },
+    );
+    Some(format!("ready\nlanes closed: {count}, because {cause}: {reason}; `postcommit doctor` names them\n"))
 }
 
 async fn check(store: &Store) -> Result<bool, DbError> {

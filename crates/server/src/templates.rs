@@ -1,7 +1,9 @@
 //! The rules for writing and previewing templates that the API and the command line share. `parts` finds the layouts
 //! and partials that a template uses; `layouts` changes them and the content settings; `preview` renders without
-//! sending.
+//! sending; `data` checks channel
+//! data against the providers.
 
+mod data;
 pub mod layouts;
 mod parts;
 pub mod preview;
@@ -18,8 +20,6 @@ use postcommit_engine::store::{
 };
 use serde_json::Value;
 use serde_json::value::to_raw_value;
-
-use crate::providers::recipe_of;
 
 /// The maximum number of characters of the note of a template version.
 pub const NOTE_CHARS: usize = 1000;
@@ -252,34 +252,14 @@ impl Templates<'_> {
     /// Compiles the parts, and returns warnings about names that events of the type do not have.
     async fn check(&self, common: &Common, draft: &TemplateDraft, source: &Source) -> Result<Vec<Warning>, EditError> {
         let compiled = compiled(source).await?;
-        let unsent = self.check_data(draft, source).await?;
+        let providers = self.store.providers_of(self.tenant).await?;
+        let unsent = data::check(&providers, &draft.channel, source.data.as_ref())?;
         let mut names = self.known_names(common, &draft.event_type).await?;
         if let Some(names) = names.as_mut().filter(|_| draft.digest.is_some()) {
             names.extend(["items".to_owned(), "count".to_owned()]);
         }
         let unknown = unknown_names(&compiled, &draft.event_type, names.as_ref());
         Ok(compiled.warnings().iter().cloned().chain(unknown).chain(unsent).collect())
-    }
-
-    /// Refuses channel data without a field that the default provider of the channel needs. Returns warnings about
-    /// fields that the provider does not know.
-    async fn check_data(&self, draft: &TemplateDraft, source: &Source) -> Result<Vec<Warning>, EditError> {
-        let providers = self.store.providers_of(self.tenant).await?;
-        let default = providers.iter().find(|provider| provider.is_default && provider.channel == draft.channel);
-        let Some((provider, recipe)) = default.and_then(|provider| Some((provider, recipe_of(provider)?))) else {
-            return Ok(vec![]);
-        };
-        recipe
-            .check_template_data(&provider.settings, source.data.as_ref())
-            .map_err(|problem| EditError::Refused(format!("data.{problem}")))?;
-        let warning = |field: String| Warning {
-            part: "data".into(),
-            line: None,
-            column: None,
-            message: format!("provider {:?} does not know the field {field:?} and will not send it", provider.name),
-            placeholder: None,
-        };
-        Ok(recipe.unknown_data(source.data.as_ref()).into_iter().map(warning).collect())
     }
 
     /// Returns the names that events of the type have: by its declaration or, if it is not declared, in recent events.

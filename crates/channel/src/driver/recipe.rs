@@ -6,6 +6,7 @@ mod callback;
 mod expression;
 mod field;
 mod file;
+mod report;
 mod request;
 mod shipped;
 mod sign;
@@ -30,6 +31,7 @@ use self::callback::{CallbackForm, OfRecipe};
 use self::expression::{Expression, digits, is_url, shown, value};
 pub use self::field::{Field, FieldType};
 use self::field::{Fields, Part};
+use self::report::{of_account, of_one_receiver, warned};
 use self::request::RequestForm;
 pub(super) use self::shipped::SHIPPED;
 use self::sign::{Signer, With};
@@ -38,7 +40,7 @@ use super::smtp::mail::{self, Sender};
 use super::webhook::TRACEPARENT;
 use super::{Callback, Destination, Driver, KeyWindow, Kind, Message, Parts, Sending, http};
 use crate::egress::{Call, Deadline, Egress, EgressFailure, HttpAnswer};
-use crate::model::{Because, ErrorClass, Guarantee, Outcome, Policy, Report};
+use crate::model::{ErrorClass, Guarantee, Outcome, Policy, Report};
 use crate::secret::Secrets;
 
 /// The names that the expressions of a request may read.
@@ -186,6 +188,11 @@ impl Recipe {
         all
     }
 
+    /// The reasons for which an answer of the service suppresses the address of its delivery.
+    pub fn suppressions(&self) -> impl Iterator<Item = &str> {
+        self.answers.suppressions()
+    }
+
     /// The driver of this recipe.
     #[must_use]
     pub fn into_kind(self) -> Kind {
@@ -289,6 +296,21 @@ fn sender(settings: &serde_json::Map<String, Json>) -> Result<Option<Sender>, St
 }
 
 impl Driver for FromRecipe {
+    fn isolates_hosts(&self) -> bool {
+        self.recipe.request.has_server_of_recipient()
+    }
+
+    /// The host of a recipient's own URL. `None` if the address selects the provider's URL: its trouble concerns the
+    /// lane.
+    fn host_of(&self, target: &str) -> Option<String> {
+        if self.recipe.url_of_recipient && !is_url(target) {
+            return None;
+        }
+        let (settings, secret) = (self.settings.0.clone(), self.secret.clone());
+        let context = Value::from_pairs([("to", target.into()), ("settings", settings), ("secret", secret)]);
+        super::host::of_url(&self.recipe.request.server(&context)?)
+    }
+
     fn recipient_interval(&self) -> Option<Duration> {
         self.recipe.recipient_interval
     }
@@ -315,7 +337,10 @@ impl Driver for FromRecipe {
                 Ok(answer) => self.recipe.answers.report(&answer, self.guarantee, &redactions),
                 Err(failure) => http::failed(&failure),
             };
-            if self.recipe.url_of_recipient && is_url(message.target) { of_one_receiver(report) } else { report }
+            let is_own_url = self.recipe.url_of_recipient && is_url(message.target);
+            let report = if is_own_url { of_one_receiver(report) } else { of_account(report) };
+            let data = if self.recipe.all_data { None } else { data_of(&message) };
+            warned(report, message.channel, &self.recipe.unknown_data(data.as_ref()))
         })
     }
 
@@ -370,7 +395,7 @@ impl FromRecipe {
             class: ErrorClass::InvalidAddress,
             detail: format!("the address {problem}"),
         })?;
-        let data: Option<Json> = message.content.data.as_deref().and_then(|data| serde_json::from_str(data.get()).ok());
+        let data = data_of(message);
         self.recipe.check_data(&self.settings.1, data.as_ref()).map_err(|problem| Refusal {
             code: "missing_data",
             class: ErrorClass::InvalidContent,
@@ -471,6 +496,11 @@ impl Limit {
     }
 }
 
+/// The channel data of a message.
+fn data_of(message: &Message<'_>) -> Option<Json> {
+    message.content.data.as_deref().and_then(|data| serde_json::from_str(data.get()).ok())
+}
+
 /// The event, as expressions read it.
 fn event(message: &Message<'_>) -> Value {
     let event = &message.raw_event;
@@ -494,16 +524,4 @@ fn uuid_of(key: &str) -> Uuid {
     let mut bytes = [0; 16];
     bytes.copy_from_slice(&hash[..16]);
     uuid::Builder::from_random_bytes(bytes).into_uuid()
-}
-
-/// The report on a receiver whose URL is the address. Its answer says nothing about other receivers, so it affects only
-/// this delivery.
-fn of_one_receiver(mut report: Report) -> Report {
-    report.only_delivery = true;
-    if let Outcome::Rejected { because, .. } = &mut report.outcome
-        && *because == Because::Config
-    {
-        *because = Because::Refused;
-    }
-    report
 }

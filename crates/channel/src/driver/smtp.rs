@@ -22,7 +22,7 @@ use super::idle::IdleConnections;
 use super::redact::Redactions;
 use super::{Destination, Driver, KeyWindow, Kind, Message, Parts, Sending, http};
 use crate::egress::{BAD_CERTIFICATE, Deadline, Egress, Endpoint, Phase};
-use crate::model::{ErrorClass, Guarantee, Outcome, Report, Schedule};
+use crate::model::{ErrorClass, Guarantee, Happened, Outcome, Report, Schedule};
 use crate::secret::Secret;
 
 /// The sign-in methods by their SMTP names, the preferred one first.
@@ -309,7 +309,9 @@ impl Smtp {
                 // connection, and a refused sender concerns all mails.
                 let is_of_recipient = step == Step::RcptTo && reply.code != 421;
                 let only_delivery = is_of_recipient && class != ErrorClass::Account;
-                Report { class: Some(class), only_delivery, ..Report::from(outcome).because(detail) }
+                let suppress =
+                    reply.is_dead_address(step).then(|| Happened::Bounced.suppresses()).flatten().map(Arc::from);
+                Report { class: Some(class), only_delivery, suppress, ..Report::from(outcome).because(detail) }
             }
             Cause::Broken { code, detail } => {
                 let detail = format!("{} at {}", clean(&detail), step.name());

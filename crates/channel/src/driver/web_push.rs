@@ -183,7 +183,10 @@ impl Driver for WebPush {
             let result = self.egress.send(call).await;
             let reference = result.as_ref().ok().and_then(reference);
             let is_foreign = result.as_ref().is_ok_and(is_foreign);
+            // The browser or its user has ended the subscription (RFC 8030).
+            let is_gone = result.as_ref().is_ok_and(|answer| matches!(answer.status, 404 | 410));
             let mut report = http::report(result, self.guarantee, &redactions);
+            report.suppress = is_gone.then(|| Arc::from("the subscription has ended"));
             if is_foreign {
                 let detail =
                     "the subscription does not belong to the provider's key; the browser has to subscribe anew";

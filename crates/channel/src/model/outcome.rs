@@ -1,3 +1,4 @@
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::ErrorClass;
@@ -105,6 +106,9 @@ pub struct Report {
     /// Whether the answer concerns this recipient alone: only this delivery waits as the provider asked, and a failure does
     /// not count for the breaker. If false, its host or lane is held.
     pub only_delivery: bool,
+    /// The reason why nothing may be sent to this address any more: the provider says that the address is dead, or that
+    /// the recipient has opted out. It counts only if the recipient was refused (`Because::Refused`).
+    pub suppress: Option<Arc<str>>,
     /// The evidence for the outcome.
     pub evidence: Evidence,
     /// The content for a user's inbox. The transaction that settles the delivery writes it, so it is written exactly
@@ -131,6 +135,7 @@ impl From<Outcome> for Report {
             captured: false,
             after: None,
             only_delivery: false,
+            suppress: None,
             evidence: Evidence::default(),
             inbox: None,
         }

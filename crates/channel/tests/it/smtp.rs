@@ -205,6 +205,7 @@ async fn an_error_names_the_step_and_hides_the_address() {
     assert_eq!(report.class().unwrap().name(), "invalid_address");
     let detail = report.evidence.detail.unwrap();
     assert_eq!(detail, "the mail server refused the recipient: 550 5.1.1 <[redacted]> unknown");
+    assert_eq!(report.suppress.as_deref(), Some("hard bounce"));
 }
 
 #[tokio::test]

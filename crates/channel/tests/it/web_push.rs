@@ -239,6 +239,8 @@ async fn every_answer_of_a_push_service_has_a_meaning() {
         );
         let after = (report.outcome.code() == Some("http_429")).then_some(Duration::from_secs(30));
         assert_eq!(report.after, after, "{reply:?}");
+        let is_gone = ["http_404", "http_410"].contains(&report.outcome.code().unwrap_or_default());
+        assert_eq!(report.suppress.as_deref(), is_gone.then_some("the subscription has ended"), "{reply:?}");
     }
     *next.lock().unwrap() = Reply::status(201).slow();
     let slow =

@@ -100,6 +100,12 @@ pub const MIGRATIONS: &[Migration] = &[
         postgres: include_str!("../../migrations/postgres/0011_ledger.sql"),
         sqlite: include_str!("../../migrations/sqlite/0011_ledger.sql"),
     },
+    Migration {
+        version: 12,
+        name: "unserved",
+        postgres: include_str!("../../migrations/postgres/0012_unserved.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0012_unserved.sql"),
+    },
 ];
 
 /// The schema version of this program.

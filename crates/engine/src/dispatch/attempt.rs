@@ -345,7 +345,9 @@ async fn attempt(
     if let Some(wait) = not_yet(lane, delivery) {
         return put_off(crew, (delivery, note), now, wait);
     }
-    let probe = lane.is_probed().then(|| lane.breaker.probe());
+    // A delivery with a host of its own is probed by the breaker of that host.
+    let is_probe = slot.is_none() && lane.is_probed();
+    let probe = is_probe.then(|| lane.breaker.probe());
     if matches!(probe, Some(None)) {
         // Another send probes whether the service works again. This delivery waits for the result.
         return put_off(crew, (delivery, note), now, CLOSED_WAIT);

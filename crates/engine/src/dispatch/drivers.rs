@@ -58,8 +58,8 @@ pub fn open_secrets(tools: &Tools, provider: &Provider) -> Result<Secrets, Secre
 }
 
 impl Dispatcher {
-    /// Writes which providers' secrets this process cannot decrypt, if that has changed. Their lanes are then shown as
-    /// closed, unless another process can decrypt the secrets.
+    /// Writes which providers this process cannot serve, if that has changed. Their lanes are then shown as closed, unless
+    /// another process can serve them.
     pub(super) async fn note_unopened(&mut self, opener: Opener) {
         let unopened = self.lanes.unopened();
         // What a bounded pass writes is valid only until the next pass, so each pass writes it again.
@@ -72,8 +72,7 @@ impl Dispatcher {
             Err(problem) => {
                 tracing::debug!(
                     %problem,
-                    "could not write to the database which providers have secrets that this process cannot decrypt; \
-                     trying again later"
+                    "could not write to the database which providers this process cannot serve; trying again later"
                 );
             }
         }

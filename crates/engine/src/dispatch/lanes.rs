@@ -23,9 +23,10 @@ use super::hosts::registry::HostRegistry;
 use super::local_close::LocalClose;
 use super::permits::{LanePermits, Permits};
 use super::recipients::RecipientPace;
+use super::settlement::storable;
 use super::turns::{Turns, is_expansion};
 use crate::db::DbError;
-use crate::store::{Claim, ContentChanges, LimitedClaim, Metered, ProviderChanges, Search, Unopened, Want};
+use crate::store::{Claim, ContentChanges, Lacking, LimitedClaim, Metered, ProviderChanges, Search, Unopened, Want};
 pub use table::{LatestTable, Table};
 
 /// How many notifications may be in expansion or wait for a slot of their lane. This is two batches, so that one is
@@ -163,16 +164,21 @@ impl Lane {
         }
     }
 
-    /// Returns whether the lane's breaker has tripped, so that one send at a time probes the service.
+    /// Returns whether the lane's breaker has tripped, so that one send at a time probes the service. Where the lane tells
+    /// hosts apart, this concerns only deliveries without a host, which are sent over the provider's own URL.
     pub fn is_probed(&self) -> bool {
-        self.hosts.is_none() && self.provider.is_tripped()
+        self.provider.is_tripped()
     }
 
     /// Returns how many deliveries could be started on the lane now. `None` if there is no free slot or no permit.
     fn want(&self, batch: i32) -> Option<Want> {
         let free = i32::try_from(self.slots.available_permits()).unwrap_or(batch);
-        // A probe needs all slots free, because sends that began before the breaker tripped may still be in flight.
-        let quota = if self.is_probed() { i32::from(free >= self.provider.concurrency) } else { free.min(batch) };
+        // A probe needs all slots free, because sends that began before the breaker tripped may still be in flight. Where
+        // the lane tells hosts apart, most deliveries go to other hosts, and `attempt` admits one probe.
+        let quota = match self.is_probed() && self.hosts.is_none() {
+            true => i32::from(free >= self.provider.concurrency),
+            false => free.min(batch),
+        };
         (quota > 0 && (!self.is_limited() || self.permits.may_have_one()))
             .then_some(Want { lane: self.provider.id, quota })
     }
@@ -340,12 +346,20 @@ impl Lanes {
         self.use_table(table);
     }
 
-    /// Returns the providers whose secrets this process cannot decrypt.
+    /// Returns the providers that this process cannot serve, because it cannot decrypt their secrets or cannot set up
+    /// their driver. A disabled provider needs no process.
     pub fn unopened(&self) -> Vec<Unopened> {
         let unopened = |id: &i32| {
-            let lane = self.table.lane(*id)?;
-            let reason = lane.driver.as_ref().err()?.unopened?;
-            Some(Unopened { tenant: lane.provider.tenant, lane: *id, reason })
+            let lane = self.table.lane(*id).filter(|lane| lane.provider.enabled)?;
+            let problem = lane.driver.as_ref().err()?;
+            let (lacking, reason) = match problem.unopened {
+                Some(reason) => (Lacking::Secrets, reason.to_owned()),
+                None if driver::kind(&lane.provider.driver).is_err() => {
+                    (Lacking::Driver, format!("the driver {:?} is not known", lane.provider.driver))
+                }
+                None => (Lacking::Driver, storable(&problem.problem)),
+            };
+            Some(Unopened { tenant: lane.provider.tenant, lane: *id, lacking, reason })
         };
         self.broken.iter().filter_map(unopened).collect()
     }

@@ -1,5 +1,6 @@
 //! Builds the settlement of an attempt from the driver's report and the verdict.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use postcommit::Timestamp;
@@ -10,7 +11,7 @@ use postcommit_channel::render::Content;
 
 use super::lanes::Lane;
 use super::settler::place_of;
-use crate::store::{Attempted, Lease, Settlement};
+use crate::store::{Attempted, DeadAddress, Lease, Settlement};
 
 /// Codes, details and excerpts of answers are cut to this many characters.
 const TEXT_CHARS: usize = 1000;
@@ -25,9 +26,12 @@ pub(super) fn settlement(
     took: Duration,
 ) -> Settlement {
     let class = report.class();
-    let Report { outcome, evidence, inbox, captured, .. } = report;
+    let Report { outcome, evidence, inbox, captured, suppress, .. } = report;
     let unknown = finish == Finish::Ended(FinishedState::Parked(Reason::OutcomeUnknown));
     let unclear = unknown || matches!(outcome, Outcome::Unclear { .. }) || outcome.code() == Some("panic");
+    // A message that was not really sent proves nothing about its address.
+    let is_refused = finish == Finish::Ended(FinishedState::Parked(Reason::Rejected)) && !captured;
+    let dead = suppress.filter(|_| is_refused).and_then(|reason| dead_address(delivery, lane, reason));
     let detail = evidence.detail.as_deref().map(storable);
     let evidence = Evidence {
         detail: None,
@@ -52,10 +56,17 @@ pub(super) fn settlement(
         detail,
         unclear,
         captured,
+        dead: dead.map(Box::new),
         message: inbox.map(|content| Box::new(inbox_message((delivery, note), *content))),
         site: note.site_label(),
         event_type: Some(note.event_type.as_str().into()),
     }
+}
+
+/// Returns the address of the delivery as one to which nothing can be sent any more.
+fn dead_address(delivery: &Delivery, lane: &Lane, reason: Arc<str>) -> Option<DeadAddress> {
+    let (channel, address) = (delivery.facts.channel.clone()?, delivery.facts.target.clone()?);
+    Some(DeadAddress { channel, address, reason, provider: lane.name.clone() })
 }
 
 /// Builds the message for the user's inbox.

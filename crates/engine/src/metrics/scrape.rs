@@ -145,7 +145,7 @@ fn write_store(text: &mut PrometheusText, kpis: &Kpis, standing: &Standing) {
     text.one(
         "postcommit_lanes_unopened",
         "gauge",
-        "Providers over which nothing is sent because no worker can decrypt their secrets.",
+        "Providers over which nothing is sent because no worker can decrypt their secrets or set up their driver.",
         shut.lanes_unopened,
     );
     text.one("postcommit_hosts_paused", "gauge", "Hosts of receivers that are paused.", shut.hosts_paused);

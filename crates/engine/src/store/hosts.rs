@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::db::{DbError, Row, Value};
 use crate::store::providers::turn;
-use crate::store::secret_key::closed_by_secrets;
+use crate::store::secret_key::unopened_lanes;
 use crate::store::unreadable::legible;
 use crate::store::{AuditEntry, Store};
 
@@ -101,7 +101,8 @@ pub struct ClosedCount {
     pub hosts_paused: i64,
     /// The number of hosts that are held, because they asked to wait or their breaker tripped.
     pub hosts_held: i64,
-    /// The number of lanes that no worker can serve, because none can decrypt the secrets of their provider.
+    /// The number of lanes that no worker can serve, because none can decrypt the secrets of their provider or set up its
+    /// driver.
     pub lanes_unopened: i64,
     /// The number of lanes whose breaker tripped and that had no successful send since. Some are held, the others are
     /// probed with one send at a time.
@@ -311,7 +312,7 @@ impl Store {
 
     /// Counts closed lanes and hosts. `None` means all tenants.
     pub async fn count_closed(&self, tenant: Option<i32>) -> Result<ClosedCount, DbError> {
-        let unopened = closed_by_secrets();
+        let unopened = unopened_lanes();
         let sql = format!(
             "SELECT (SELECT count(*)
               FROM postcommit.provider p

@@ -1,10 +1,12 @@
-//! The fingerprint of the key that encrypts providers' secrets, and the secrets that processes cannot decrypt.
+//! The fingerprint of the key that encrypts providers' secrets, and the lanes that processes cannot serve: they cannot
+//! decrypt the secrets, or cannot set up the driver.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use postcommit::Timestamp;
 use postcommit_channel::secret::Fingerprint;
+use serde::Serialize;
 use uuid::Uuid;
 
 use crate::db::{DbError, Row, Statement, Value};
@@ -13,7 +15,7 @@ use crate::store::numbers::kpis::before;
 use crate::store::providers::turn;
 use crate::store::{AuditEntry, Store};
 
-/// How long a pass's report of secrets that it cannot decrypt counts. Cron usually starts a pass every minute, so two
+/// How long a pass's report of lanes that it cannot serve counts. Cron usually starts a pass every minute, so two
 /// passes within this time mean cron, and a single pass means a pass by hand.
 const PASS_COUNTS: Duration = Duration::from_secs(600);
 
@@ -66,27 +68,70 @@ pub(in crate::store) fn key_allowed(first: usize) -> String {
     )
 }
 
-/// A provider whose secrets a process cannot decrypt.
+/// What a process lacks to serve a lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum Lacking {
+    /// The process cannot decrypt the provider's secrets.
+    Secrets,
+    /// The process cannot set up the provider's driver: it does not know the recipe, or a newer version of this program
+    /// wrote the settings.
+    Driver,
+}
+
+impl Lacking {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Secrets => "secrets",
+            Self::Driver => "driver",
+        }
+    }
+}
+
+/// A provider that a process cannot serve.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unopened {
     /// The tenant of the provider.
     pub tenant: i32,
     /// The lane of the provider.
     pub lane: i32,
+    /// What the process lacks.
+    pub lacking: Lacking,
     /// The reason, without a path or a secret, because it is shown to tenants.
-    pub reason: &'static str,
+    pub reason: String,
 }
 
-/// The reason why a lane is closed: no delivering process can decrypt the secrets of its provider.
+/// The reason why a lane is closed: no delivering process can serve it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotDecrypted {
+pub struct UnopenedLane {
+    /// What the processes lack.
+    pub lacking: Lacking,
     /// The reason, without a path, a host or a secret, because it is shown to tenants.
     pub reason: String,
     /// The host of the pass that reported the reason, for operators. `None` if running workers reported it.
     pub pass_on: Option<String>,
 }
 
-/// The process that could not decrypt secrets.
+impl UnopenedLane {
+    /// Returns the cause as a part of a sentence about the provider.
+    #[must_use]
+    pub fn cause(&self) -> String {
+        match self.lacking {
+            Lacking::Secrets => format!("its secrets cannot be decrypted: {}", self.reason),
+            Lacking::Driver => format!("no running process can set up its driver: {}", self.reason),
+        }
+    }
+
+    /// Reads what [`unopened_lanes`] gives as `told`: the problem, a space, and the reason.
+    pub(in crate::store) fn read(told: &str) -> Self {
+        let (problem, reason) = told.split_once(' ').unwrap_or(("", told));
+        let lacking = if problem == Lacking::Driver.name() { Lacking::Driver } else { Lacking::Secrets };
+        Self { lacking, reason: reason.to_owned(), pass_on: None }
+    }
+}
+
+/// The process that cannot serve a lane.
 #[derive(Debug, Clone, Copy)]
 pub enum Opener {
     /// A running worker.
@@ -96,7 +141,7 @@ pub enum Opener {
 }
 
 impl Opener {
-    /// Returns the name under which the process reports secrets that it cannot decrypt. A worker has the name of its
+    /// Returns the name under which the process reports lanes that it cannot serve. A worker has the name of its
     /// row in the duty table. The name of a pass contains the host.
     fn name(self) -> String {
         match self {
@@ -123,14 +168,14 @@ impl Opener {
     }
 }
 
-/// The prefix of the name under which a pass reports secrets that it cannot decrypt. The host follows it.
+/// The prefix of the name under which a pass reports lanes that it cannot serve. The host follows it.
 const NOTED_BY_PASS: &str = "pass@";
 
-/// Selects the lanes whose secrets no delivering process can decrypt, each with a reason. `$1` is the tenant or null.
+/// Selects the lanes that no delivering process can serve, each with what the processes lack and the reason. `$1` is the tenant or null.
 /// `$2` and `$3` are the times after which a worker or a pass counts as running. A report of an earlier pass is ignored
 /// once a later pass has begun. A single pass does not count, because a person may have run it in a directory without
 /// the key. Passes also do not count while a worker that ended abruptly may come back.
-pub(in crate::store) fn closed_by_secrets() -> String {
+pub(in crate::store) fn unopened_lanes() -> String {
     let counts = format!(
         "(d.name LIKE '{WORKER}%' AND d.ran_at > $2)
          OR (d.name = '{PASS}' AND d.ran_at > $3
@@ -139,7 +184,7 @@ pub(in crate::store) fn closed_by_secrets() -> String {
              SELECT 1 FROM postcommit.duty w WHERE w.name LIKE '{WORKER}%' AND w.ran_at > $3 AND w.ran_at <= $2))"
     );
     format!(
-        "SELECT u.lane AS lane, min(u.reason) AS reason, max(u.noted_at) AS noted_at, min(u.worker) AS worker,
+        "SELECT u.lane AS lane, min(u.problem || ' ' || u.reason) AS told, max(u.noted_at) AS noted_at, min(u.worker) AS worker,
            count(CASE WHEN u.worker LIKE '{WORKER}%' THEN 1 END) AS workers
          FROM postcommit.unopened_secret u
          JOIN postcommit.duty d ON ({counts})
@@ -152,32 +197,35 @@ pub(in crate::store) fn closed_by_secrets() -> String {
 }
 
 impl Store {
-    /// Returns the parameters of [`closed_by_secrets`].
+    /// Returns the parameters of [`unopened_lanes`].
     pub(in crate::store) async fn who_opens(&self, tenant: Option<i32>) -> Result<Vec<Value>, DbError> {
         let now = self.now().await?;
         Ok(vec![tenant.into(), before(now, PRESENT).into(), before(now, PASS_COUNTS).into()])
     }
 
-    /// Returns the lanes that are closed because no delivering process can decrypt their provider's secrets, with the
-    /// reason. With `tenant` = `None`, the lanes of all tenants. The result is empty if no process delivers.
-    pub async fn unopened(&self, tenant: Option<i32>) -> Result<BTreeMap<i32, NotDecrypted>, DbError> {
-        let rows = self.db.query(&closed_by_secrets(), self.who_opens(tenant).await?).await?;
-        rows.iter().map(|row| Ok((row.get(0)?, not_decrypted(row)?))).collect()
+    /// Returns the lanes that are closed because no delivering process can serve them, with the reason. With `tenant` = `None`, the lanes of all tenants. The result is empty if no process delivers.
+    pub async fn unopened(&self, tenant: Option<i32>) -> Result<BTreeMap<i32, UnopenedLane>, DbError> {
+        let rows = self.db.query(&unopened_lanes(), self.who_opens(tenant).await?).await?;
+        rows.iter().map(|row| Ok((row.get(0)?, unopened_lane(row)?))).collect()
     }
 
-    /// Replaces the list of secrets that this process cannot decrypt. A listed lane is closed unless another process
-    /// can decrypt its secrets.
+    /// Replaces the list of lanes that this process cannot serve. A listed lane is closed unless another process can
+    /// serve it.
     pub async fn note_unopened(&self, opener: Opener, unopened: &[Unopened]) -> Result<(), DbError> {
         let worker = opener.name();
         let forget =
             ("DELETE FROM postcommit.unopened_secret WHERE worker LIKE $1".to_owned(), vec![opener.replaces().into()]);
         let note = |one: &Unopened| {
-            let sql = "INSERT INTO postcommit.unopened_secret (tenant, lane, worker, reason, noted_at)
-                VALUES ($1, $2, $3, $4, {now})";
-            (
-                sql.to_owned(),
-                vec![one.tenant.into(), one.lane.into(), worker.clone().into(), opener.reason(one.reason).into()],
-            )
+            let sql = "INSERT INTO postcommit.unopened_secret (tenant, lane, worker, reason, noted_at, problem)
+                VALUES ($1, $2, $3, $4, {now}, $5)";
+            let parameters = vec![
+                one.tenant.into(),
+                one.lane.into(),
+                worker.clone().into(),
+                opener.reason(&one.reason).into(),
+                one.lacking.name().into(),
+            ];
+            (sql.to_owned(), parameters)
         };
         self.db.execute(std::iter::once(forget).chain(unopened.iter().map(note)).collect()).await.map(drop)
     }
@@ -256,13 +304,15 @@ impl Store {
     }
 }
 
-fn not_decrypted(row: &Row) -> Result<NotDecrypted, DbError> {
-    let (reason, noted_at, by): (String, Timestamp, String) = (row.get(1)?, row.get(2)?, row.get(3)?);
+fn unopened_lane(row: &Row) -> Result<UnopenedLane, DbError> {
+    let (told, noted_at, by): (String, Timestamp, String) = (row.get(1)?, row.get(2)?, row.get(3)?);
+    let lane = UnopenedLane::read(&told);
     Ok(match by.strip_prefix(NOTED_BY_PASS) {
-        Some(host) if row.get::<i64>(4)? == 0 => NotDecrypted {
-            reason: format!("{reason} (reported by `postcommit dispatch --once` at {noted_at})"),
+        Some(host) if row.get::<i64>(4)? == 0 => UnopenedLane {
+            reason: format!("{} (reported by `postcommit dispatch --once` at {noted_at})", lane.reason),
             pass_on: Some(host.to_owned()),
+            ..lane
         },
-        _ => NotDecrypted { reason, pass_on: None },
+        _ => lane,
     })
 }

@@ -1,7 +1,7 @@
 //! Suppressions: addresses to which nothing is sent on a channel, until the suppression is removed or its time is over.
 
 use postcommit::{Recipient, Timestamp};
-use postcommit_channel::model::{ANY, address, comparable, kind_of_channel};
+use postcommit_channel::model::{ANY, DeliveryId, address, comparable, kind_of_channel};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -116,10 +116,10 @@ const WRITE: &str =
 
 impl Store {
     /// Returns the statements that suppress an address without an end, with the entry in the audit log. A suppression
-    /// that never ends keeps its reason. Run them in the transaction of the change that causes the suppression.
+    /// that never ends keeps its reason. `delivery` shows that the address is dead. Run them in the transaction of the change that causes the suppression.
     pub(in crate::store) fn suppress_from_now(
         &self,
-        tenant: i32,
+        (tenant, delivery): (i32, DeliveryId),
         channel: &str,
         to: &str,
         reason: &str,
@@ -128,7 +128,8 @@ impl Store {
         let actor = self.actor.name.as_str();
         let parameters = vec![tenant.into(), channel.into(), to.into(), reason.into(), actor.into(), Value::Null];
         let entry = AuditEntry::new(tenant, "suppression.create", subject(channel, to));
-        vec![(sql, parameters), self.audit(entry.details(json!({"reason": reason})))]
+        let details = json!({"reason": reason, "delivery": delivery.to_string()});
+        vec![(sql, parameters), self.audit(entry.details(details))]
     }
 
     /// Suppresses an address on a channel. An earlier suppression of that address on that channel is replaced. Returns

@@ -12,7 +12,7 @@ use crate::store::deliveries::DeliveryRow;
 use crate::store::duties::{PASS, PRESENT, WORKER};
 use crate::store::hosts::{HOST_HELD, HOST_PAUSED, waits_for};
 use crate::store::numbers::kpis::before;
-use crate::store::secret_key::closed_by_secrets;
+use crate::store::secret_key::{Lacking, UnopenedLane, unopened_lanes};
 
 /// If a pass began within this time, deliveries are taken to be sent. Cron usually starts a pass every minute.
 const PASS_DELIVERS: Duration = Duration::from_secs(120);
@@ -26,7 +26,7 @@ struct ClosedLane {
     held_until: Option<Timestamp>,
     /// Why the lane's breaker tripped. `None` if the provider asked to wait.
     hold_reason: Option<String>,
-    not_decrypted: Option<String>,
+    unopened: Option<UnopenedLane>,
 }
 
 /// The reasons why deliveries wait, as read from the database at `now`.
@@ -63,11 +63,14 @@ impl Obstacles {
     }
 
     fn closed_lane(&self, lane: &ClosedLane) -> Option<String> {
-        let ClosedLane { paused, held_until, hold_reason, not_decrypted } = lane;
+        let ClosedLane { paused, held_until, hold_reason, unopened } = lane;
         let paused = paused.as_ref().map(|why| format!("its provider, which is paused: {why}"));
-        let secrets = || {
-            let why = not_decrypted.as_ref()?;
-            Some(format!("its provider, whose secrets cannot be decrypted: {why}"))
+        let unserved = || {
+            let UnopenedLane { lacking, reason, .. } = unopened.as_ref()?;
+            Some(match lacking {
+                Lacking::Secrets => format!("its provider, whose secrets cannot be decrypted: {reason}"),
+                Lacking::Driver => format!("its provider, whose driver no running process can set up: {reason}"),
+            })
         };
         let held = || held_until.filter(|until| *until > self.now);
         let hold = || {
@@ -77,7 +80,7 @@ impl Obstacles {
                 None => format!("its provider, which asked to wait until {until}"),
             })
         };
-        paused.or_else(secrets).or_else(hold)
+        paused.or_else(unserved).or_else(hold)
     }
 }
 
@@ -143,13 +146,13 @@ impl Store {
     async fn obstacles(&self, tenant: Option<i32>) -> Result<Obstacles, DbError> {
         let now = self.now().await?;
         let sql = format!(
-            "SELECT t.name, t.suspended_at, p.name, p.paused, p.held_until, s.reason, p.hold_reason
+            "SELECT t.name, t.suspended_at, p.name, p.paused, p.held_until, s.told, p.hold_reason
              FROM postcommit.tenant t
              LEFT JOIN postcommit.provider p ON p.tenant = t.id
              LEFT JOIN ({}) s ON s.lane = p.id
              WHERE t.id = coalesce($1, t.id)
                AND (t.suspended_at IS NOT NULL OR p.paused IS NOT NULL OR p.held_until > {{now}} OR s.lane IS NOT NULL)",
-            closed_by_secrets()
+            unopened_lanes()
         );
         let mut found = Obstacles {
             now,
@@ -164,8 +167,10 @@ impl Store {
             if !matches!(row.get::<Option<Timestamp>>(1), Ok(None)) {
                 found.suspended.insert(tenant.clone());
             }
-            let [paused, not_decrypted, hold_reason] = [3, 5, 6].map(|place| row.get(place).unwrap_or_default());
-            let lane = ClosedLane { paused, held_until: row.get(4).unwrap_or_default(), hold_reason, not_decrypted };
+            let [paused, told, hold_reason]: [Option<String>; 3] =
+                [3, 5, 6].map(|place| row.get(place).unwrap_or_default());
+            let unopened = told.as_deref().map(UnopenedLane::read);
+            let lane = ClosedLane { paused, held_until: row.get(4).unwrap_or_default(), hold_reason, unopened };
             if let Ok(Some(provider)) = row.get::<Option<String>>(2) {
                 found.closed.insert((tenant, provider), lane);
             }

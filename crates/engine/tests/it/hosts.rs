@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use postcommit::Timestamp;
 use postcommit_channel::model::{Guarantee, ProviderDraft};
+use postcommit_channel::secret::{Secret, Secrets};
 use postcommit_engine::dispatch::Dispatcher;
 use postcommit_engine::store::{CloseOutcome, ClosedHost, MAX_CLOSED_HOSTS};
 use postcommit_testkit::{HttpServer, RefusedWrite, Reply, Request};
@@ -334,5 +335,58 @@ on_both! {
             running.finish().await;
             assert_eq!((pair.bad_requests(), world.delivery(first).await.attempts), (1, 1), "{status}");
         }
+    }
+
+    /// A recipe whose address is the URL: a server that fails trips the breaker of its own host, and the rate limit of
+    /// one webhook holds nothing else.
+    async fn a_recipe_tells_hosts_apart_where_the_address_is_the_url(world) {
+        let draft = postcommit_channel::driver::kind("mattermost").unwrap().draft("chat");
+        world.provider(ProviderDraft { breaker_failures: 2, breaker_cool_down_s: 100, is_default: true, ..draft }).await;
+        let chat = async |url: &str| {
+            let to = json!({"recipients": [{"provider": "chat", "address": url}], "body": "Booked"});
+            world.enqueue("t", to).await
+        };
+        let pair = pair(|| Reply::status(503));
+        let ok = HttpServer::start(|request| match request.path.as_str() {
+            "/limited" => Reply::status(429).with_header("Retry-After", "3600"),
+            _ => Reply::ok().with_body("ok"),
+        });
+        for _ in 0..2 {
+            chat(&pair.bad_url()).await;
+        }
+        world.pass().await;
+        let tripped = shut(&world).await;
+        assert_eq!((tripped.len(), tripped[0].host.as_str()), (1, pair.bad.to_string().as_str()));
+        let limited = chat(&ok.url("/limited")).await;
+        world.pass().await;
+        assert_eq!(waits(&world, limited).await.0, "retrying");
+        let others = [chat(&ok.url("/desk")).await, chat(&pair.bad_url()).await];
+        world.pass().await;
+        assert_eq!(states(&world, &others).await, ["sent", "pending"]);
+        assert_eq!(waits(&world, others[1]).await.2.as_deref(), Some("host_held"));
+        assert_eq!((pair.bad_requests(), shut(&world).await.len()), (2, 1));
+        let lane = world.store.provider(world.tenant, "chat").await.unwrap().unwrap();
+        assert!(lane.held_until.is_none() && lane.paused.is_none() && lane.trips == 0, "the lane is open");
+    }
+
+    /// Deliveries over the provider's own URL share the breaker of the lane, although the lane tells hosts apart.
+    async fn the_own_url_of_a_provider_is_probed_with_one_send(world) {
+        let pair = pair(|| Reply::status(503));
+        let draft = postcommit_channel::driver::kind("mattermost").unwrap().draft("chat");
+        let secrets = Secrets::from([("url".to_owned(), Secret::new(pair.bad_url()))]);
+        let secrets = Some(world.keys.or_new().unwrap().seal(&secrets, world.tenant, "chat"));
+        let draft = ProviderDraft { breaker_failures: 3, breaker_cool_down_s: 100, is_default: true, secrets, ..draft };
+        world.provider(draft).await;
+        for _ in 0..3 {
+            let to = json!({"recipients": [{"provider": "chat", "address": "desk"}], "body": "Booked"});
+            world.enqueue("t", to).await;
+        }
+        world.pass().await;
+        let lane = async || world.store.provider(world.tenant, "chat").await.unwrap().unwrap();
+        assert_eq!((pair.bad_requests(), lane().await.trips, shut(&world).await.len()), (3, 1, 0));
+        world.execute("UPDATE postcommit.provider SET held_until = {now}", vec![]).await;
+        world.make_due().await;
+        world.pass().await;
+        assert_eq!((pair.bad_requests(), lane().await.trips), (4, 2));
     }
 }

@@ -6,7 +6,7 @@ use postcommit::Notification;
 use postcommit_channel::model::Scopes;
 use postcommit_engine::db::{DbError, Value};
 use postcommit_engine::dispatch::Dispatcher;
-use postcommit_engine::store::{Act, DeliveryFilter, JobDraft, KpiSettings, Login, Opener, Store, Unopened};
+use postcommit_engine::store::{Act, DeliveryFilter, JobDraft, KpiSettings, Lacking, Login, Opener, Store, Unopened};
 use postcommit_engine::user_token;
 use postcommit_testkit::Cluster;
 use serde_json::json;
@@ -96,7 +96,7 @@ async fn tenant(world: &World, name: &str) -> i32 {
     enqueue("sent", "b", "2020-01-01T00:00:00Z").await;
     world.pass().await;
     enqueue("waits", "c", "2099-01-01T00:00:00Z").await;
-    let unopened = Unopened { tenant, lane, reason: "it is another key" };
+    let unopened = Unopened { tenant, lane, lacking: Lacking::Secrets, reason: "it is another key".into() };
     store.note_unopened(Opener::Worker(id), &[unopened]).await.unwrap();
     let of: Vec<Value> = vec![tenant.into(), id.into()];
     world

@@ -162,4 +162,19 @@ on_both! {
         world.pass().await;
         assert_eq!(world.delivery(id).await.state, "sent");
     }
+
+    async fn unknown_channel_data_is_a_warning_of_the_attempt(world) {
+        let server = HttpServer::start(|_| Reply::ok().with_body("ok"));
+        provider(&world, "slack", &example("slack", &server.url(""))).await;
+        let misspelt = json!({"to": "desk", "text": "Booked", "data": {"blokcs": [], "thread_ts": "1"}});
+        let known = json!({"to": "desk", "text": "Booked", "data": {"thread_ts": "1"}});
+        let warning = "warning: data.slack: unknown fields were not sent: \"blokcs\"";
+        for (message, wanted) in [(misspelt, Some(warning)), (known, None)] {
+            let id = enqueue(&world, "slack", &message).await;
+            world.pass().await;
+            let (row, attempt) = (world.delivery(id).await, world.attempts(id).await.remove(0));
+            assert_eq!((row.state.as_str(), row.error_code), ("sent", None), "{message}");
+            assert_eq!((attempt.outcome.as_str(), attempt.detail.as_deref()), ("sent", wanted));
+        }
+    }
 }

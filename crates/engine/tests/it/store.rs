@@ -37,6 +37,7 @@ pub fn settlement(delivery: &Delivery, finish: Finish, outcome: &'static str) ->
         unclear: outcome == "unclear",
         captured: false,
         message: None,
+        dead: None,
         site: None,
         event_type: None,
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use postcommit_channel::driver::FailOn;
-use postcommit_engine::store::{DeliveryFilter, Opener, Store, Unopened};
+use postcommit_engine::store::{DeliveryFilter, Lacking, Opener, Store, Unopened};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -79,7 +79,7 @@ on_both! {
         let mut world = world;
         let lane = world.capture(json!({})).await;
         let id = due_again(&mut world).await;
-        let unopened = Unopened { tenant: world.tenant, lane, reason: "no key" };
+        let unopened = Unopened { tenant: world.tenant, lane, lacking: Lacking::Secrets, reason: "no key".into() };
         let worker = Uuid::new_v4();
         world.store.be_present(worker).await.unwrap();
         let opener = Opener::Worker(worker);

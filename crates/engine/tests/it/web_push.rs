@@ -67,8 +67,10 @@ on_both! {
         // Only the host that refused our signature is paused.
         let closed = world.store.closed_hosts(None, None, 10).await.unwrap();
         assert_eq!(closed.iter().map(|host| host.host.as_str()).collect::<Vec<_>>(), [other.to_string()]);
-        let again = world.enqueue("booking.confirmed", to(server.url("/gone"))).await;
+        let again = world.enqueue("booking.confirmed", to(server.url("/of-another-key"))).await;
+        let ended = world.enqueue("booking.confirmed", to(server.url("/gone"))).await;
         world.pass().await;
         assert_eq!(world.attempts(again).await.len(), 1, "the other host goes on");
+        assert_eq!(world.delivery(ended).await.error_code.as_deref(), Some("suppressed"));
     }
 }

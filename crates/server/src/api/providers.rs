@@ -9,7 +9,7 @@ use postcommit::Timestamp;
 use postcommit_channel::driver;
 use postcommit_channel::model::{Guarantee, Provider};
 use postcommit_channel::secret::{Secret, Secrets};
-use postcommit_engine::store::{CloseOutcome, ClosedHost, MAX_CLOSED_HOSTS, NotDecrypted, Store};
+use postcommit_engine::store::{CloseOutcome, ClosedHost, Lacking, MAX_CLOSED_HOSTS, Store, UnopenedLane};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -78,9 +78,10 @@ pub struct ShownProvider {
     /// How often the breaker tripped since the last success. While it is above 0 and the provider is not held, one send
     /// is made at a time.
     trips: i32,
-    /// The reason why no worker can decrypt the secrets of the provider, so that nothing is sent. `null` if they can be
-    /// decrypted.
+    /// The reason why no worker can serve the provider, so that nothing is sent. `null` if a worker can.
     unopened: Option<String>,
+    /// What the workers lack to serve the provider. `null` if a worker can serve it.
+    lacking: Option<Lacking>,
     /// The paused and held hosts, paused hosts first: at most 100 of one provider, and 1,000 in a list of all
     /// providers.
     hosts: Vec<ClosedHost>,
@@ -88,10 +89,10 @@ pub struct ShownProvider {
     revision: i32,
 }
 
-/// The paused and held hosts, and the providers whose secrets cannot be decrypted, by provider id.
+/// The paused and held hosts, and the providers that no worker can serve, by provider id.
 struct Closed {
     hosts: Vec<ClosedHost>,
-    unopened: BTreeMap<i32, NotDecrypted>,
+    unopened: BTreeMap<i32, UnopenedLane>,
 }
 
 impl ShownProvider {
@@ -99,6 +100,7 @@ impl ShownProvider {
         let hosts = &closed.hosts;
         Self {
             unopened: closed.unopened.get(&provider.id).map(|not| not.reason.clone()),
+            lacking: closed.unopened.get(&provider.id).map(|not| not.lacking),
             hosts: hosts.iter().filter(|host| host.lane == provider.id).cloned().collect(),
             tenant: tenants.get(&provider.tenant).cloned().unwrap_or_default(),
             secrets: provider.secrets.is_some(),

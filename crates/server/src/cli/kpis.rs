@@ -108,7 +108,7 @@ fn shut(shut: &ClosedCount) -> Option<String> {
     let counts = [
         ("lanes paused", shut.lanes_paused),
         ("lanes held", shut.lanes_held),
-        ("lanes with secrets that cannot be decrypted", shut.lanes_unopened),
+        ("lanes that no worker can serve", shut.lanes_unopened),
         ("hosts paused", shut.hosts_paused),
         ("hosts held", shut.hosts_held),
         ("lanes with a tripped breaker", shut.lanes_tripped),

@@ -12,7 +12,7 @@ use postcommit_channel::driver::{self, Destination};
 use postcommit_channel::egress::Egress;
 use postcommit_channel::model::Provider;
 use postcommit_channel::secret::{KeySource, Secret, Secrets};
-use postcommit_engine::store::{ClosedHost, NotDecrypted, Store};
+use postcommit_engine::store::{ClosedHost, Store, UnopenedLane};
 use serde_json::{Map, Value, json};
 
 use super::value::{self, read_text};
@@ -358,16 +358,18 @@ fn say(format: Format, name: &str, result: &str) -> CommandResult {
     Ok(Exit::Ok)
 }
 
-/// The paused and held hosts, and the providers whose secrets cannot be decrypted, by provider id.
+/// The paused and held hosts, and the providers that no worker can serve, by provider id.
 struct Closed {
     hosts: Vec<ClosedHost>,
-    unopened: BTreeMap<i32, NotDecrypted>,
+    unopened: BTreeMap<i32, UnopenedLane>,
 }
 
 /// A provider as JSON for the output: with the name of its tenant, without its secrets.
 fn shown(provider: &Provider, tenants: &BTreeMap<i32, String>, closed: &Closed) -> Value {
     let mut value = json!(provider);
-    value["unopened"] = json!(closed.unopened.get(&provider.id).map(|not| &not.reason));
+    let unopened = closed.unopened.get(&provider.id);
+    value["unopened"] = json!(unopened.map(|not| &not.reason));
+    value["lacking"] = json!(unopened.map(|not| not.lacking));
     value["hosts"] = json!(closed.hosts.iter().filter(|host| host.lane == provider.id).collect::<Vec<_>>());
     value["tenant"] = json!(tenants.get(&provider.tenant));
     value["secrets"] = json!(provider.secrets.is_some());
@@ -448,7 +450,10 @@ fn lane(provider: &Value) -> String {
     match (provider["paused"].as_str(), provider["unopened"].as_str()) {
         (Some(why), _) => format!("paused: {why}"),
         (None, _) if provider["suspended"] == true => "tenant suspended".to_owned(),
-        (None, Some(why)) => format!("closed: its secrets cannot be decrypted: {why}"),
+        (None, Some(why)) => match provider["lacking"].as_str() {
+            Some("driver") => format!("closed: no running process can set up its driver: {why}"),
+            _ => format!("closed: its secrets cannot be decrypted: {why}"),
+        },
         (None, None) if provider["enabled"] == false => "disabled".to_owned(),
         (None, None) if provider["trips"].as_i64().unwrap_or(0) > 0 && provider["held_until"].is_null() => {
             "probed: one send at a time, after failures".to_owned()

@@ -118,6 +118,7 @@ fn described(kind: &Kind) -> serde_json::Value {
         "driver": kind.name, "channel": kind.channel, "guarantee": kind.guarantee.name(), "service": recipe.title, "address": recipe.address,
         "because": recipe.because, "facts": recipe.facts, "rate_per_s": recipe.rate_per_s, "burst": recipe.burst,
         "settings": recipe.settings, "secrets": recipe.secrets, "data": recipe.data,
+        "suppresses": recipe.suppressions().collect::<Vec<_>>(),
         "callbacks": kind.callback.as_ref().map(|callback| callback.help()),
     })
 }
@@ -143,6 +144,8 @@ fn text(kind: &Kind) -> String {
     for (option, value, fields) in groups {
         lines.extend(fields.iter().map(|(name, field)| format!("  {option} {name}{value}  {}", about(field))));
     }
+    let reasons: Vec<&str> = recipe.suppressions().collect();
+    lines.extend((!reasons.is_empty()).then(|| format!("  suppresses an address: {}", reasons.join("; "))));
     lines.extend(kind.callback.as_ref().map(|callback| format!("  callbacks  {}", callback.help())));
     if !recipe.facts.is_empty() {
         lines.push(format!("  {}", recipe.facts));

@@ -160,16 +160,16 @@ async fn attention(app: &App, visitor: &Visitor, kpis: &Kpis, lanes: &[Lane]) ->
     if shut.lanes_unopened > 0 {
         all.push(Attention {
             tint: "bad",
-            label: "Not decrypted",
+            label: "Not served",
             says: format!(
-                "No worker can decrypt the secrets of {}.",
+                "No worker can serve {}.",
                 if shut.lanes_unopened == 1 {
                     "1 provider".to_owned()
                 } else {
                     format!("{} providers", shut.lanes_unopened)
                 }
             ),
-            advice: "Start a worker with the key that encrypted them, or set the secrets again.".into(),
+            advice: "The page of the provider says what the workers lack.".into(),
             href: None,
             open: "",
         });

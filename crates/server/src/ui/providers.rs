@@ -17,7 +17,7 @@ use minijinja::{Value, context};
 use postcommit::Timestamp;
 use postcommit_channel::driver::{self, Destination};
 use postcommit_channel::model::{Provider, Scope};
-use postcommit_engine::store::{AttemptRow, AuditFilter, ClosedHost, KpiGroup, KpiGrouping, Kpis, NotDecrypted, Store};
+use postcommit_engine::store::{AttemptRow, AuditFilter, ClosedHost, KpiGroup, KpiGrouping, Kpis, Store, UnopenedLane};
 use serde::Serialize;
 use serde_json::Value as Json;
 
@@ -125,10 +125,10 @@ pub async fn list(State(app): State<AppState>, visitor: Visitor) -> Result<Respo
     visitor.page(&app, "providers.html", "Providers", context! { rows => shown(rows), has_more }).await
 }
 
-/// The closed receivers of lanes, and the lanes whose secrets cannot be decrypted.
+/// The closed receivers of lanes, and the lanes that no worker can serve.
 struct Closed {
     hosts: Vec<ClosedHost>,
-    unopened: BTreeMap<i32, NotDecrypted>,
+    unopened: BTreeMap<i32, UnopenedLane>,
 }
 
 impl Closed {

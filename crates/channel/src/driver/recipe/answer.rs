@@ -1,5 +1,6 @@
 //! Reads the answer of a service by the rules of a recipe.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ::http::HeaderMap;
@@ -18,6 +19,8 @@ const NAMES: [&str; 5] = ["code", "headers", "json", "status", "text"];
 const CODE_CHARS: usize = 64;
 /// The maximum number of characters of a service's error text that are kept.
 const TEXT_CHARS: usize = 300;
+/// The maximum number of characters of the reason for a suppression.
+const SUPPRESS_CHARS: usize = 255;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -43,6 +46,7 @@ pub(super) struct ErrorText {
     class: ErrorClass,
     #[serde(default)]
     holds: Holds,
+    suppress: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -72,6 +76,17 @@ enum Holds {
     Delivery,
 }
 
+/// A compiled rule for an answer that is not a success.
+#[derive(Debug)]
+struct Rule {
+    when: Expression,
+    effect: Effect,
+    class: ErrorClass,
+    holds: Holds,
+    /// The reason for which the address is suppressed.
+    suppress: Option<Arc<str>>,
+}
+
 /// The compiled rules for the answers of a service.
 #[derive(Debug)]
 pub(super) struct Answers {
@@ -80,7 +95,7 @@ pub(super) struct Answers {
     delivered: bool,
     code: Option<Expression>,
     text: Option<Expression>,
-    errors: Vec<(Expression, Effect, ErrorClass, Holds)>,
+    errors: Vec<Rule>,
     waits: Vec<(Unit, Expression)>,
 }
 
@@ -92,12 +107,36 @@ enum Unit {
     Epoch,
 }
 
+impl ErrorText {
+    /// Checks the reason for a suppression. Only an answer about the recipient may suppress its address. `config` is
+    /// such an answer if the address is the URL that was called.
+    fn check_suppress(&self, place: usize, url_of_recipient: bool) -> Result<(), String> {
+        let Some(reason) = &self.suppress else { return Ok(()) };
+        let is_of_recipient = self.outcome == Effect::Rejected || (self.outcome == Effect::Config && url_of_recipient);
+        if !is_of_recipient {
+            return Err(format!(
+                "error[{place}].suppress: needs outcome = \"rejected\", or \"config\" in a recipe whose URL is the \
+                 address"
+            ));
+        }
+        let chars = reason.chars().count();
+        if reason.trim().is_empty() || chars > SUPPRESS_CHARS || reason.contains(char::is_control) {
+            return Err(format!(
+                "error[{place}].suppress: has {chars} characters; 1 to {SUPPRESS_CHARS} in one line are allowed"
+            ));
+        }
+        Ok(())
+    }
+}
+
 impl Answers {
+    /// Compiles the rules. `url_of_recipient` says whether an address may be the URL that is called.
     pub(super) fn new(
         success: &SuccessText,
         answer: &AnswerText,
         errors: &[ErrorText],
         waits: &[WaitText],
+        url_of_recipient: bool,
     ) -> Result<Self, String> {
         let names = Names { roots: &NAMES, settings: vec![], secrets: vec![], data: vec![] };
         let compile =
@@ -106,7 +145,9 @@ impl Answers {
             |path: &str, text: &Option<String>| text.as_deref().map(|text| compile(path.to_owned(), text)).transpose();
         let error = |(i, error): (usize, &ErrorText)| {
             let when = compile(format!("error[{i}].when"), &error.when)?;
-            Ok((when, error.outcome, error.class, error.holds))
+            error.check_suppress(i, url_of_recipient)?;
+            let suppress = error.suppress.as_deref().map(Arc::from);
+            Ok(Rule { when, effect: error.outcome, class: error.class, holds: error.holds, suppress })
         };
         let wait = |(i, wait): (usize, &WaitText)| {
             let (unit, name, text) = match (&wait.seconds, &wait.milliseconds, &wait.epoch) {
@@ -126,6 +167,11 @@ impl Answers {
             errors: errors.iter().enumerate().map(error).collect::<Result<_, String>>()?,
             waits: waits.iter().enumerate().map(wait).collect::<Result<_, String>>()?,
         })
+    }
+
+    /// The reasons for which an answer suppresses its address, in the order of the rules.
+    pub(super) fn suppressions(&self) -> impl Iterator<Item = &str> {
+        self.errors.iter().filter_map(|rule| rule.suppress.as_deref())
     }
 
     /// Translates an answer into a report. `secrets` are redacted in the stored parts of the answer.
@@ -150,9 +196,9 @@ impl Answers {
         }
         let own_code = read(&self.code).map(|code| code.chars().take(CODE_CHARS).collect::<String>());
         let said = read(&self.text).map(|text| text.chars().take(TEXT_CHARS).collect::<String>());
-        let rule = self.errors.iter().find(|(when, ..)| is_true(when));
+        let rule = self.errors.iter().find(|rule| is_true(&rule.when));
         let (effect, class, holds) = match rule {
-            Some((_, effect, class, holds)) => (Some(*effect), *class, *holds),
+            Some(rule) => (Some(rule.effect), rule.class, rule.holds),
             None => {
                 let (effect, class) = by_status(answer.status, guarantee);
                 (effect, class, Holds::Lane)
@@ -191,7 +237,8 @@ impl Answers {
             (None, Some(_)) => format!("the service answered {}", answer.status),
         });
         let only_delivery = holds == Holds::Delivery;
-        Report { class: Some(class), evidence, after, only_delivery, ..Report::from(outcome) }
+        let suppress = rule.and_then(|rule| rule.suppress.clone());
+        Report { class: Some(class), evidence, after, only_delivery, suppress, ..Report::from(outcome) }
     }
 
     /// The wait that the service asks for in fields of its own, such as a number in the JSON.

@@ -262,6 +262,11 @@ impl Expression {
         self.names.iter().any(|read| read.split('.').next() == Some(root))
     }
 
+    /// Whether the expression reads no other values than those whose names begin with one of `roots`.
+    pub(super) fn reads_only(&self, roots: &[&str]) -> bool {
+        self.names.iter().all(|read| read.split('.').next().is_some_and(|root| roots.contains(&root)))
+    }
+
     /// The names of the settings that the expression reads.
     pub(super) fn settings(&self) -> impl Iterator<Item = &str> {
         self.names.iter().filter_map(|read| read.strip_prefix("settings.")?.split('.').next())
@@ -397,11 +402,16 @@ impl Text {
         self.0.iter().filter_map(Piece::expression)
     }
 
-    /// The expressions in a URL before its path. They decide which server is called.
-    pub(super) fn before_path(&self) -> impl Iterator<Item = &Expression> {
+    /// The pieces of a URL before its path. They decide which server is called.
+    pub(super) fn server(&self) -> &[Piece] {
         let has_path = |text: &str| text.split_once("://").map_or(text.contains('/'), |(_, rest)| rest.contains('/'));
-        let is_path = move |piece: &&Piece| matches!(piece, Piece::Literal(text) if has_path(text));
-        self.0.iter().take_while(move |piece| !is_path(piece)).filter_map(Piece::expression)
+        let path = self.0.iter().position(|piece| matches!(piece, Piece::Literal(text) if has_path(text)));
+        self.0.get(..path.unwrap_or(self.0.len())).unwrap_or_default()
+    }
+
+    /// The expressions in a URL before its path.
+    pub(super) fn before_path(&self) -> impl Iterator<Item = &Expression> {
+        self.server().iter().filter_map(Piece::expression)
     }
 
     /// The value, if the text consists of one expression and nothing else.

@@ -145,7 +145,8 @@ fn compile(mut file: File) -> Result<Recipe, String> {
     let limits = file.limit.iter().enumerate().map(limit).collect::<Result<_, String>>()?;
     let policy = file.policy.as_ref().map(Policy::from_json).transpose();
     let policy = policy.map_err(|problem| format!("policy: {problem}"))?.unwrap_or_default();
-    let answers = Answers::new(&file.success, &file.answer, &file.error, &file.retry_after)?;
+    let url_of_recipient = request.has_url_of_recipient();
+    let answers = Answers::new(&file.success, &file.answer, &file.error, &file.retry_after, url_of_recipient)?;
     Ok(Recipe {
         name: file.name,
         title: file.title,
@@ -165,7 +166,7 @@ fn compile(mut file: File) -> Result<Recipe, String> {
         data: file.data,
         limits,
         mail: file.request.mail,
-        url_of_recipient: file.request.url.contains("is_url"),
+        url_of_recipient,
         address_type: file.address_type,
         request,
         answers,

@@ -160,6 +160,34 @@ impl RequestForm {
             .collect()
     }
 
+    /// Whether an address may be the URL that is called, as a whole or its beginning.
+    pub(super) fn has_url_of_recipient(&self) -> bool {
+        matches!(self.url.0.first(), Some(Piece::Value(expression)) if expression.reads("to"))
+    }
+
+    /// Whether the address alone, of all values of a message, decides which server is called.
+    pub(super) fn has_server_of_recipient(&self) -> bool {
+        self.url.before_path().any(|expression| expression.reads("to"))
+            && self.url.before_path().all(|expression| expression.reads_only(&["secret", "settings", "to"]))
+    }
+
+    /// The server that a request to an address calls, as a URL. `context` holds the address, the settings and the
+    /// secrets.
+    pub(super) fn server(&self, context: &Value) -> Option<Url> {
+        let mut url = String::new();
+        for piece in self.url.server() {
+            match piece {
+                Piece::Literal(text) => url.push_str(text),
+                Piece::Value(expression) => url.push_str(&shown(&expression.value(context).ok()?)),
+            }
+        }
+        // The literal with the beginning of the path may also have the end of the server's name.
+        if let Some(Piece::Literal(text)) = self.url.0.get(self.url.server().len()) {
+            url.push_str(text.split('/').next().unwrap_or_default());
+        }
+        Url::parse(&url).ok().filter(|url| matches!(url.scheme(), "http" | "https"))
+    }
+
     /// The signer of a provider, if its requests are signed. `context` holds the provider's settings and secrets.
     pub(super) fn signer(&self, context: &Value) -> Result<Option<Signer>, String> {
         self.sign.as_ref().map(|sign| sign.signer(context)).transpose()

@@ -67,6 +67,22 @@ impl Reply {
         WORDS.iter().any(|words| text.contains(words)) && !text.contains("recipient")
     }
 
+    /// Whether the reply says that the mailbox or its domain does not exist, or that the mailbox is disabled (RFC 3463,
+    /// RFC 7505). A reply without an enhanced code may be a matter of policy, so it says nothing about the address.
+    pub(super) fn is_dead_address(&self, step: Step) -> bool {
+        let is_of_recipient = matches!(step, Step::RcptTo | Step::Data | Step::Content | Step::Accepted);
+        is_of_recipient
+            && match self.enhanced() {
+                Some([5, 1, 1 | 2 | 3 | 6 | 10]) => true,
+                // Gmail also gives this code to a mailbox that gets too many mails at the moment.
+                Some([5, 2, 1]) => {
+                    let text = self.text().to_ascii_lowercase();
+                    !["rate", "quickly"].iter().any(|word| text.contains(word))
+                }
+                _ => false,
+            }
+    }
+
     /// The enhanced status code (RFC 3463) at the beginning of the text, such as `5.1.1`.
     pub(super) fn enhanced(&self) -> Option<[u16; 3]> {
         let word = self.lines.first()?.split_whitespace().next()?;
@@ -223,6 +239,32 @@ mod tests {
             ("550\r\n", None),
         ] {
             assert_eq!(reply(text).unwrap().unwrap().enhanced(), code, "{text}");
+        }
+    }
+
+    #[test]
+    fn only_an_address_that_does_not_exist_or_is_disabled_is_dead() {
+        for (step, text, is_dead) in [
+            (Step::RcptTo, "550 5.1.1 no such user", true),
+            (Step::RcptTo, "551 5.1.6 moved", true),
+            (Step::RcptTo, "553 5.1.3 bad syntax", true),
+            (Step::RcptTo, "550 5.1.2 domain not found", true),
+            (Step::RcptTo, "556 5.1.10 null MX", true),
+            (Step::RcptTo, "550 5.2.1 mailbox disabled", true),
+            (Step::Accepted, "550 5.1.1 no such user", true),
+            (Step::RcptTo, "550 5.2.1 receiving mail at a rate that prevents more", false),
+            (Step::RcptTo, "550 5.2.1 Receiving mail too Quickly", false),
+            (Step::RcptTo, "552 5.2.2 mailbox full", false),
+            (Step::RcptTo, "550 5.1.0 refused", false),
+            (Step::RcptTo, "550 5.1.8 sender's domain not found", false),
+            (Step::RcptTo, "550 5.7.1 policy", false),
+            (Step::RcptTo, "550 no such user", false),
+            (Step::RcptTo, "450 4.1.1 try later", false),
+            (Step::MailFrom, "550 5.1.1 who are you", false),
+            (Step::Accepted, "554 5.7.1 spam", false),
+        ] {
+            let reply = reply(&format!("{text}\r\n")).unwrap().unwrap();
+            assert_eq!(reply.is_dead_address(step), is_dead, "{step:?} {text}");
         }
     }
 

@@ -54,6 +54,11 @@ fn catalogue() -> String {
         if !recipe.limits().is_empty() {
             page += &format!("\nLimits: {}.\n", recipe.limits().join("; "));
         }
+        let reasons: Vec<&str> = recipe.suppressions().collect();
+        if !reasons.is_empty() {
+            let link = "[suppresses](providers.md#dead-addresses)";
+            page += &format!("\nAn answer {link} the address: {}.\n", reasons.join("; "));
+        }
         if let Some(callback) = &kind.callback {
             page += &format!("\nCallbacks: {} ([receipts](providers.md#receipts)).\n", callback.help());
         }

@@ -54,6 +54,8 @@ fn marked(name: &str, of_callbacks: bool) -> toml::Table {
         let ((effect, class), rule) = (mark(i, of_callbacks), rule.as_table_mut().unwrap());
         rule.insert(if of_callbacks { "means" } else { "outcome" }.into(), effect.into());
         rule.insert("class".into(), class.into());
+        // A rule of a recipe without URLs as addresses may suppress only with the outcome `rejected`.
+        rule.remove("suppress");
     }
     recipe
 }

@@ -7,12 +7,14 @@ mod sqlite;
 use std::sync::Arc;
 
 use postcommit::Timestamp;
-use postcommit_channel::model::{DeliveryKey, ErrorClass, Evidence, Facts, Finish, FinishedState, InboxMessage};
+use postcommit_channel::model::{
+    Actor, DeliveryKey, ErrorClass, Evidence, Facts, Finish, FinishedState, InboxMessage, comparable,
+};
 
 pub(in crate::store) use postgres::{AGAIN_POSTGRES, END_POSTGRES};
 
 use crate::crash_point;
-use crate::db::{Db, DbError};
+use crate::db::{Db, DbError, Statement};
 use crate::store::inbox::Received;
 use crate::store::{Lease, Store};
 
@@ -44,6 +46,9 @@ pub struct Settlement {
     /// The message that an `in_app` delivery puts into an inbox. It is written in the same transaction, and only if the
     /// delivery ends as delivered.
     pub message: Option<Box<InboxMessage>>,
+    /// The address to suppress, because the provider refused it as dead. The suppression is written in the same
+    /// transaction, and only if the settlement takes effect.
+    pub dead: Option<Box<DeadAddress>>,
     /// The site of the notification, from
     /// [`StoredNotification::site_label`](postcommit_channel::model::StoredNotification::site_label). Empty if the
     /// notification has no site. `None` if the site was not looked up. Then the database looks it up.
@@ -79,6 +84,26 @@ pub struct Attempted {
     pub evidence: Evidence,
 }
 
+/// An address to which nothing can be sent any more, as the answer to a send says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeadAddress {
+    /// The channel of the delivery.
+    pub channel: String,
+    /// The address of the delivery.
+    pub address: String,
+    /// The reason for the suppression, for operators.
+    pub reason: Arc<str>,
+    /// The name of the provider that refused the address. The audit log names it as the actor.
+    pub provider: Arc<str>,
+}
+
+/// The suppression that follows from a settlement.
+struct Suppression {
+    /// The key of the settlement's lease.
+    of: DeliveryKey,
+    statements: Vec<Statement>,
+}
+
 /// The deliveries whose settlements took effect, and the deliveries whose settlements came too late.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settled {
@@ -99,12 +124,13 @@ impl Store {
     pub async fn settle(&self, batch: impl Into<Arc<[Settlement]>>) -> Result<Settled, DbError> {
         let batch = batch.into();
         crash_point!("settle.before");
+        let suppressions = self.suppressions(&batch);
         let applied = match &self.db {
-            Db::Postgres(db) => postgres::settle(db, &batch).await?,
+            Db::Postgres(db) => postgres::settle(db, &batch, &suppressions).await?,
             Db::Sqlite(db) => {
                 let batch = batch.clone();
                 db.write(move |connection| {
-                    let applied = sqlite::settle(connection, &batch)?;
+                    let applied = sqlite::settle(connection, &batch, &suppressions)?;
                     crash_point!("settle.in_tx");
                     Ok(applied)
                 })
@@ -126,6 +152,21 @@ impl Store {
             );
         }
         Ok(Settled { stale: stale.iter().map(|s| s.lease.key).collect(), applied })
+    }
+
+    /// Returns the suppressions that follow from a batch. They are sorted, so that two batches cannot deadlock.
+    fn suppressions(&self, batch: &[Settlement]) -> Vec<Suppression> {
+        let mut dead: Vec<(&Settlement, &DeadAddress)> =
+            batch.iter().filter_map(|s| Some((s, s.dead.as_deref()?))).collect();
+        dead.sort_unstable_by_key(|(s, dead)| (s.lease.key.tenant, &dead.channel, comparable(&dead.address)));
+        let suppression = |(s, dead): (&Settlement, &DeadAddress)| {
+            let actor = Actor { name: format!("provider:{}", dead.provider), request_id: None };
+            let (key, address) = (s.key(), comparable(&dead.address));
+            let statements =
+                self.by(actor).suppress_from_now((key.tenant, key.id()), &dead.channel, &address, &dead.reason);
+            Suppression { of: s.lease.key, statements }
+        };
+        dead.into_iter().map(suppression).collect()
     }
 
     /// Removes the settlements from `stale` that this process has already written. After a lost connection during a
@@ -185,6 +226,7 @@ impl Settlement {
             unclear: false,
             captured: false,
             message: None,
+            dead: None,
             site: None,
             event_type: None,
         }

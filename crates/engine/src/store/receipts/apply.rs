@@ -236,7 +236,7 @@ impl Store {
         else {
             return vec![];
         };
-        self.by_provider(receipt).suppress_from_now(receipt.tenant, channel, &comparable(target), reason)
+        self.by_provider(receipt).suppress_from_now((receipt.tenant, found.id), channel, &comparable(target), reason)
     }
 
     /// Returns a store handle whose changes the audit log attributes to the provider. The id of the request is kept.

@@ -3,10 +3,10 @@
 use postcommit::Timestamp;
 use postcommit_channel::clock;
 use postcommit_channel::model::Provider;
-use postcommit_engine::store::NotDecrypted;
+use postcommit_engine::store::{Lacking, UnopenedLane};
 use serde::Serialize;
 
-use crate::ui::words::{grouped, relative};
+use crate::ui::words::{grouped, relative, sentence_case};
 
 /// The state of a lane.
 #[derive(Serialize)]
@@ -25,8 +25,8 @@ pub struct LaneState {
 }
 
 impl LaneState {
-    /// The state of the provider's lane. `unopened` says why its secrets cannot be decrypted.
-    pub fn of(provider: &Provider, unopened: Option<&NotDecrypted>, now: Timestamp) -> Self {
+    /// The state of the provider's lane. `unopened` says why no process can serve it.
+    pub fn of(provider: &Provider, unopened: Option<&UnopenedLane>, now: Timestamp) -> Self {
         let held = provider.held_until.filter(|until| *until > now);
         let open = Self {
             word: "Open",
@@ -51,8 +51,12 @@ impl LaneState {
             return open.closed("Suspended", "bad", "alert", reason, "Resume the tenant to send again.");
         }
         if let Some(not) = unopened {
-            let reason = format!("Its secrets cannot be decrypted: {}", not.reason.trim_end_matches('.'));
-            return open.closed("Closed", "bad", "alert", reason, "Set its secrets again, or give the server its key.");
+            let reason = sentence_case(not.cause().trim_end_matches('.'));
+            let advice = match not.lacking {
+                Lacking::Secrets => "Set its secrets again, or give the server its key.",
+                Lacking::Driver => "Run servers that know its driver and its settings, or change the provider.",
+            };
+            return open.closed("Closed", "bad", "alert", reason, advice);
         }
         if let Some(until) = held {
             let when = relative(until.as_micros() - clock::now().as_micros());

@@ -120,6 +120,33 @@ on_both! {
         let _ = client.post("/v1/templates", &json!({"id": "mailed", "event_type": "booking.confirmed", "channel": "email", "text": "Booked"})).expect(201);
     }
 
+    fn c6_a_template_is_checked_against_every_provider_that_could_take_it(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["edit"]);
+        let secrets = |name: &str| json!({name: "key_12345678"});
+        let indian = json!({"name": "indian", "driver": "msg91", "secrets": secrets("authkey"), "is_default": false});
+        let _ = client.post("/v1/providers", &indian).expect(201);
+        let world = json!({"name": "world", "driver": "twilio", "secrets": secrets("auth_token"), "settings": {"account_sid": "AC1", "from": "+15550001111"}, "is_default": true});
+        let _ = client.post("/v1/providers", &world).expect(201);
+        let whole = json!({"template_id": "5f1b", "dlt_template_id": "1107", "entity_id": "1101", "varables": {}});
+        let template = |id: &str, data: Value| client.post("/v1/templates", &json!({"id": id, "event_type": format!("booking.{id}"), "channel": "sms", "text": "Booked", "data": data}));
+        let messages = |saved: Value| saved["warnings"].as_array().unwrap().iter().map(|warning| text(warning, "message")).collect::<Vec<_>>();
+
+        // Only deliveries that name it go to the other provider.
+        let told = messages(template("one", json!({})).expect(201).json());
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].starts_with("deliveries that name provider \"indian\" will be parked, because data.dlt_template_id: is missing"), "{told:?}");
+
+        let _ = client.send("PATCH", "/v1/providers/world", Some(br#"{"failover": "indian"}"#)).expect(200);
+        let problem = refused(template("two", json!({})), 422, Some("data.dlt_template_id"));
+        assert!(text(&problem, "detail").ends_with("provider \"indian\" needs it, which may take over by failover"), "{problem}");
+        // A field that a provider of the chain knows is sent by that provider.
+        let told = messages(template("two", whole).expect(201).json());
+        assert_eq!(told, ["provider \"world\" does not know the field \"varables\" and will not send it"]);
+        let _ = client.send("PATCH", "/v1/providers/indian", Some(br#"{"enabled": false}"#)).expect(200);
+        assert_eq!(messages(template("three", json!({})).expect(201).json()), Vec::<String>::new(), "a disabled provider takes nothing");
+    }
+
     fn d1_of_concurrent_creations_of_the_same_provider_one_succeeds(kind) {
         let app = App::at_rest(kind);
         let client = app.client("default", &["edit"]);

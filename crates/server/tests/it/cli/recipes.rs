@@ -1,9 +1,10 @@
 //! Recipes of an operator: a file makes a driver, and a file that cannot work is refused with its line.
 
-use postcommit_testkit::{HttpServer, Reply};
+use postcommit_testkit::{Child, HttpServer, Reply};
 use serde_json::json;
 
 use super::Shell;
+use super::quick_start::get;
 use crate::docs::snippet;
 
 /// A folder `recipes` with the example of the documentation, changed by `change`.
@@ -131,4 +132,43 @@ fn b5_an_operator_sets_callbacks_up() {
     public.run(&["providers", "create", "hooks", "--driver", "webhook"]).ends(0);
     let none = public.run(&["providers", "callback", "hooks"]).ends(4).stderr;
     assert!(none.contains("driver \"webhook\" takes no callbacks"), "{none}");
+}
+
+#[test]
+fn a_server_that_does_not_know_a_recipe_says_so_everywhere() {
+    let shell = with_recipe(|text| text).with("POSTCOMMIT_SERVER_LISTEN", "127.0.0.1:0");
+    shell.run(&["migrate"]).ends(0);
+    let create = ["providers", "create", "night", "--driver", "pager", "--secret", "token=tok_4711_secret"];
+    shell.run(&create).ends(0);
+    let mut serve = shell.command(&["serve"]);
+    serve.env("POSTCOMMIT_RECIPES_FOLDER", "");
+    let server = Child::spawn(serve);
+    let health = server.wait_for_line("/healthz");
+    let address = health.split("http://").nth(1).unwrap().trim_end_matches("/healthz").to_owned();
+    let lane = || shell.run(&["providers", "list"]).ends(0).stdout;
+    let reason = "no running process can set up its driver: the driver \"pager\" is not known";
+    crate::installation::wait_until("the lane is shown closed", || lane().contains(&format!("closed: {reason}")));
+    let shown = shell.run(&["providers", "show", "night", "-o", "json"]).ends(0).json();
+    assert_eq!(
+        (&shown["lacking"], &shown["unopened"]),
+        (&json!("driver"), &json!("the driver \"pager\" is not known"))
+    );
+    let findings = shell.run(&["doctor", "-o", "json"]).ends(1).json();
+    let found = findings.as_array().unwrap().iter().find(|one| one["detail"].to_string().contains("night: ")).unwrap();
+    let detail = found["detail"].as_str().unwrap();
+    assert!(found["result"] == "problem" && detail.starts_with(&format!("night: nothing is sent, because {reason}; ")));
+    assert!(detail.contains("recipes.folder") && !detail.contains("On this host"), "{detail}");
+    assert_eq!(shell.run(&["kpis", "-o", "json"]).ends(0).json()["shut"]["lanes_unopened"], 1);
+    let ready = get(&address, "/readyz");
+    assert!(ready.starts_with("HTTP/1.1 200"), "{ready}");
+    assert!(ready.contains("ready\nlanes closed: 1, because no running process can set up the drivers"), "{ready}");
+    assert!(get(&address, "/metrics").contains("\npostcommit_lanes_unopened 1\n"));
+    server.term();
+    server.wait();
+
+    let server = Child::spawn(shell.command(&["serve"]));
+    server.wait_for_line("is ready");
+    crate::installation::wait_until("the lane is open", || !lane().contains("closed"));
+    server.term();
+    server.wait();
 }

@@ -168,7 +168,7 @@ on_both! {
         assert_eq!(result, "problem");
         assert!(detail.starts_with("hooks: nothing is sent, because its secrets cannot be decrypted"), "{detail}");
         assert_eq!(looking.run(&["kpis", "-o", "json"]).ends(0).json()["shut"]["lanes_unopened"], 1);
-        assert!(looking.run(&["kpis"]).ends(0).stdout.contains("lanes with secrets that cannot be decrypted: 1"));
+        assert!(looking.run(&["kpis"]).ends(0).stdout.contains("lanes that no worker can serve: 1"));
         let ready = get(&address, "/readyz");
         assert!(ready.starts_with("HTTP/1.1 200"), "{ready}");
         assert!(ready.contains("ready\nlanes closed: 1, because the secrets"), "{ready}");

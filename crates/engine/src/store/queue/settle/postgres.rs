@@ -7,7 +7,7 @@ use postcommit_channel::model::{DeliveryKey, ErrorClass, Facts, FinishedState};
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
-use super::{KEPT, LOGGED, Settlement, due_of, state_of};
+use super::{KEPT, LOGGED, Settlement, Suppression, due_of, state_of};
 use crate::db::DbError;
 use crate::db::columns::{Columns, arrays, names, unnest, unnest_from};
 use crate::db::postgres::{self, Postgres};
@@ -176,16 +176,20 @@ fn answer(from: &str, count: &str, counted: &str) -> String {
     )
 }
 
-/// Settles a batch. Ended deliveries, queued deliveries and inbox messages take one statement each. A transaction is
-/// opened only for a batch that needs several statements.
-pub(in crate::store) async fn settle(db: &Postgres, batch: &[Settlement]) -> Result<Vec<DeliveryKey>, DbError> {
+/// Settles a batch. Ended deliveries, queued deliveries and inbox messages take one statement each, and suppressions two.
+/// A transaction is opened only for a batch that needs several statements.
+pub(in crate::store) async fn settle(
+    db: &Postgres,
+    batch: &[Settlement],
+    suppressions: &[Suppression],
+) -> Result<Vec<DeliveryKey>, DbError> {
     // Every batch is sorted in the same order, so that two batches cannot deadlock.
     let mut sorted: Vec<&Settlement> = batch.iter().collect();
     sorted.sort_unstable_by_key(|s| s.lease.key);
     let (ended, again): (Vec<_>, Vec<_>) = sorted.into_iter().partition(|s| state_of(s.finish).is_some());
     let has_messages = ended.iter().any(|s| s.message.is_some());
     let mut client = db.hot().await?;
-    if (ended.is_empty() || again.is_empty()) && !has_messages {
+    if (ended.is_empty() || again.is_empty()) && !has_messages && suppressions.is_empty() {
         let (sql, part) = if again.is_empty() { (&END_POSTGRES, ended) } else { (&AGAIN_POSTGRES, again) };
         let statement = client.prepare_cached(sql).await.map_err(postgres::refused)?;
         return applied(&part, client.query(&statement, &Told::of(&part).parameters()).await);
@@ -203,6 +207,9 @@ pub(in crate::store) async fn settle(db: &Postgres, batch: &[Settlement]) -> Res
     }
     if !again.is_empty() {
         keys.extend(applied(&again, transaction.query(&go_on, &Told::of(&again).parameters()).await)?);
+    }
+    for statement in suppressions.iter().filter(|one| keys.contains(&one.of)).flat_map(|one| &one.statements) {
+        postgres::run(&transaction, statement).await?;
     }
     transaction.commit().await.map_err(postgres::refused)?;
     Ok(keys)

@@ -6,7 +6,7 @@ use postcommit::Timestamp;
 use postcommit_channel::model::{DeliveryKey, ErrorClass, Facts, FinishedState};
 use rusqlite::{Connection, params};
 
-use super::{KEPT, LOGGED, Settlement, due_of, state_of};
+use super::{KEPT, LOGGED, Settlement, Suppression, due_of, state_of};
 use crate::db::columns::{Column, Columns, columns, in_order, insert, list_sqlite, names};
 use crate::db::sqlite::{self, Id, Prepared};
 use crate::db::{Cells, DbError};
@@ -60,7 +60,11 @@ static AGAIN_SQLITE: LazyLock<String> = LazyLock::new(|| {
 
 /// Settles row by row with prepared statements, because on SQLite there are no network round trips to save. A SELECT
 /// before the DELETE is no slower than RETURNING, for which SQLite creates a temporary table each time.
-pub(in crate::store) fn settle(connection: &Connection, batch: &[Settlement]) -> Result<Vec<DeliveryKey>, DbError> {
+pub(in crate::store) fn settle(
+    connection: &Connection,
+    batch: &[Settlement],
+    suppressions: &[Suppression],
+) -> Result<Vec<DeliveryKey>, DbError> {
     let mut pen = Pen::on(connection)?;
     let mut applied = Vec::with_capacity(batch.len());
     for settlement in batch {
@@ -79,6 +83,9 @@ pub(in crate::store) fn settle(connection: &Connection, batch: &[Settlement]) ->
         }
     }
     pen.count(connection)?;
+    for suppression in suppressions.iter().filter(|one| applied.contains(&one.of)) {
+        sqlite::execute(connection, &suppression.statements, usize::MAX)?;
+    }
     Ok(applied)
 }
 
