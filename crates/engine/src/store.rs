@@ -33,6 +33,7 @@ mod providers;
 mod queue;
 mod receipts;
 mod secret_key;
+mod subjects;
 mod suppressions;
 mod templates;
 mod tenants;
@@ -96,6 +97,7 @@ pub use queue::parts::{NextPart, Part};
 pub use queue::settle::{Attempted, Place, Settled, Settlement};
 pub use receipts::{Fate, ReceiptRow, Received};
 pub use secret_key::{NotDecrypted, Opener, Sealed, SealedWith, Unopened};
+pub use subjects::SubjectData;
 pub use suppressions::{SuppressionDraft, SuppressionFilter, SuppressionRow};
 pub use templates::{
     EVENTS_EXAMINED, TEMPLATES, TemplateDraft, TemplateFilter, TemplatePosition, TemplateRow, VersionRow,

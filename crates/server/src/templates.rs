@@ -5,6 +5,7 @@
 pub mod layouts;
 mod parts;
 pub mod preview;
+pub mod subjects;
 
 use std::collections::{BTreeMap, BTreeSet};
 
