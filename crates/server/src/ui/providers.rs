@@ -24,7 +24,7 @@ use serde_json::Value as Json;
 use super::frame::{Visitor, with_tenant};
 use super::overview::lanes::success;
 use super::overview::latency::median;
-use super::words::{dotted, segment, sentence_case, shown};
+use super::words::{dotted, segment, sentence_case, shown, waiting_of};
 use crate::app::{App, AppState};
 use crate::callbacks;
 use crate::problem::{Problem, ProblemPage};
@@ -66,6 +66,7 @@ struct Row {
     waiting: i64,
     hosts: usize,
     error: Option<Failed>,
+    retrying: i64,
 }
 
 /// The newest attempt of a provider that failed.
@@ -105,6 +106,8 @@ pub async fn list(State(app): State<AppState>, visitor: Visitor) -> Result<Respo
         let href = format!("/providers/{}", segment(&provider.name));
         Row {
             href: if whose.is_none() { with_tenant(&href, tenant.as_deref()) } else { visitor.link(&href) },
+        let group = group_of(&kpis, &provider.name, tenant.as_deref());
+        let depth = group.map(|group| &group.kpi.queue);
             lane: LaneState::of(provider, closed.unopened.get(&provider.id), now),
             is_enabled: provider.enabled,
             is_default: provider.is_default,
@@ -113,8 +116,9 @@ pub async fn list(State(app): State<AppState>, visitor: Visitor) -> Result<Respo
             guarantee: sentence_case(provider.guarantee.name()),
             rate: rate(provider),
             failover: provider.failover.clone(),
-            success: success(group_of(&kpis, &provider.name, tenant.as_deref())),
-            waiting: group_of(&kpis, &provider.name, tenant.as_deref()).map_or(0, |group| group.kpi.queue.total),
+            success: success(group),
+            waiting: depth.map_or(0, waiting_of),
+            retrying: depth.map_or(0, |depth| depth.retrying),
             hosts: closed.hosts.iter().filter(|host| host.lane == provider.id).count(),
             error: failures.get(&(provider.tenant, provider.name.clone())).map(failed),
             name: provider.name.clone(),
@@ -203,7 +207,7 @@ pub async fn page(
     let attempts = attempts(&store, &provider).await?;
     let took = attempts.iter().map(|attempt| attempt.latency_ms).collect();
     let content = context! {
-        sentence => lane.sentence(group.map_or(0, |group| group.kpi.queue.total)),
+        sentence => lane.sentence(group.map(|group| &group.kpi.queue)),
         lane => shown(&lane),
         service => catalogue::service(&provider.driver),
         entry => shown(Entry::of(&provider.driver)),

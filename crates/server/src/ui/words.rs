@@ -7,6 +7,7 @@ use minijinja::{Environment, State, Value};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use postcommit::Timestamp;
 use postcommit_channel::clock;
+use postcommit_engine::store::Depth;
 use serde::Serialize;
 
 use super::chart;
@@ -107,6 +108,25 @@ pub fn counted(deliveries: i64) -> String {
 fn short(id: &str) -> String {
     if id.chars().count() > 13 { format!("{}…", id.chars().take(12).collect::<String>()) } else { id.to_owned() }
 }
+/// The deliveries that wait for their first attempt: those that are due, and those that are scheduled. This is what a
+/// list of the state `pending` shows.
+pub fn waiting_of(depth: &Depth) -> i64 {
+    depth.pending + depth.scheduled
+}
+
+/// Says how many deliveries wait for a provider, and how many are retrying.
+pub fn waits_in_words(depth: Option<&Depth>) -> String {
+    let (waiting, retrying) = (depth.map_or(0, waiting_of), depth.map_or(0, |depth| depth.retrying));
+    let verb = if waiting == 1 { "waits" } else { "wait" };
+    let is = if retrying == 1 { "is" } else { "are" };
+    match (waiting, retrying) {
+        (0, 0) => "Nothing waits for it.".into(),
+        (0, _) => format!("{} {is} retrying.", counted(retrying)),
+        (_, 0) => format!("{} {verb} for it.", counted(waiting)),
+        _ => format!("{} {verb} for it, and {} {is} retrying.", counted(waiting), grouped(retrying)),
+    }
+}
+
 
 /// A time relative to now. The exact time is in the title and in `datetime`, and the script keeps the words current.
 fn moment(at: &str) -> String {
@@ -193,6 +213,20 @@ mod tests {
     fn a_state_and_a_time_are_escaped() {
         assert!(!pill("<b>").contains("<b>"));
         assert_eq!(moment("<b>"), "&lt;b&gt;");
+    #[test]
+    fn what_waits_for_a_provider_is_a_sentence() {
+        let said = |pending, scheduled, retrying| {
+            waits_in_words(Some(&Depth { pending, scheduled, retrying, ..Depth::default() }))
+        };
+        assert_eq!(
+            (waits_in_words(None), said(0, 0, 0)),
+            ("Nothing waits for it.".into(), "Nothing waits for it.".into())
+        );
+        assert_eq!(said(1, 0, 0), "1 delivery waits for it.");
+        assert_eq!(said(1, 1, 1), "2 deliveries wait for it, and 1 is retrying.");
+        assert_eq!(said(0, 0, 2000), "2,000 deliveries are retrying.");
+    }
+
         assert_eq!(sentence_case("outcome_unknown"), "Outcome unknown");
         assert_eq!(
             typed("<b a='\"'>\u{202e}&"),
