@@ -13,6 +13,7 @@ use postcommit_engine::store::{DeliveryFilter, DeliveryRow, EditError, StateCoun
 use serde::Serialize;
 use uuid::Uuid;
 
+use super::entities::resend::of_notification;
 use super::frame::{Visitor, with_tenant};
 use super::notifications::row::why;
 use super::templates::look::blocks;
@@ -164,6 +165,8 @@ struct Related {
     entity_page: Option<String>,
     user: Option<String>,
     key: String,
+    /// The form that sends the notification again over another channel or to another recipient.
+    resend: Option<String>,
     correlation: Option<String>,
     site: Option<String>,
     copy_of: Option<Uuid>,
@@ -175,15 +178,18 @@ struct Related {
 
 impl Related {
     fn of(visitor: &Visitor, note: &StoredNotification, row: &DeliveryRow) -> Self {
-        let page = |entity: &String| match visitor.sees_all() {
-            true => with_tenant(&entities::address(entity, ""), Some(&row.tenant)),
-            false => visitor.link(&entities::address(entity, "")),
+        let link = |page: String| match visitor.sees_all() {
+            true => with_tenant(&page, Some(&row.tenant)),
+            false => visitor.link(&page),
         };
         let site = note.source.as_ref().and_then(|source| source.get("site")?.as_str()).map(str::to_owned);
         Self {
+        let entity = note.entity.as_ref();
+        let may_resend = visitor.may(Scope::Operate) && row.n > 0;
             event_type: note.event_type.clone(),
             entity: note.entity.clone(),
-            entity_page: note.entity.as_ref().map(page),
+            entity_page: entity.map(|entity| link(entities::address(entity, ""))),
+            resend: entity.filter(|_| may_resend).map(|entity| link(of_notification(entity, note.id))),
             user: row.user_id.clone(),
             key: note.idempotency_key.clone(),
             correlation: note.correlation_id.clone(),
