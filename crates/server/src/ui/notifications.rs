@@ -157,6 +157,7 @@ fn fields(filter: &Filter) -> std::collections::BTreeMap<&'static str, String> {
         "event_type",
         "entity",
         "recipient",
+        "correlation_id",
         "provider",
         "site",
         "list",
