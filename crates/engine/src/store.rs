@@ -46,7 +46,7 @@ pub use acts::job_draft::{JobCount, JobDraft};
 pub use acts::jobs::{Job, PACE, PACE_MOST, SLICE, SliceOutcome};
 pub use acts::resend::{Copied, Original, Resend};
 pub use audience::Members;
-pub use audit::{AuditEntry, AuditFilter, AuditRow};
+pub use audit::{AuditEntry, AuditFilter, AuditNoise, AuditRow};
 pub use callbacks::OLD_TOKEN_LASTS;
 pub use content::{ContentChanges, VersionKey};
 pub use content_settings::{ContentSettings, MadeFrom, WAITING_EXAMINED, Waiting};
