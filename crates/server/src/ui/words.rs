@@ -18,8 +18,12 @@ pub use crate::html::sentence_case;
 /// Adds the filters and functions to the engine of the templates.
 pub fn add_to(engine: &mut Environment<'_>) {
     engine.add_filter("pill", |state: &str| Value::from_safe_string(pill(state)));
-    engine.add_filter("ago", |at: &str| Value::from_safe_string(moment(at)));
-    engine.add_filter("exact", |at: &str| Value::from_safe_string(format!("{}, {}", plain(at), moment(at))));
+    // A row shows the absolute form of its times while one of its links has the focus. A time elsewhere takes the focus
+    // itself.
+    engine.add_filter("ago", |at: &str, alone: Option<bool>| {
+        Value::from_safe_string(moment(at, if alone == Some(true) { " tabindex=\"0\"" } else { "" }))
+    });
+    engine.add_filter("exact", |at: &str| Value::from_safe_string(format!("{}, {}", plain(at), moment(at, ""))));
     engine.add_filter("utc", |at: &str| Value::from_safe_string(plain(at)));
     engine.add_filter("clock", |at: &str| Value::from_safe_string(time_of_day(at)));
     engine.add_filter("number", |number: i64| grouped(number));
@@ -104,10 +108,6 @@ pub fn counted(deliveries: i64) -> String {
     if deliveries == 1 { "1 delivery".into() } else { format!("{} deliveries", grouped(deliveries)) }
 }
 
-/// The beginning of a long id.
-fn short(id: &str) -> String {
-    if id.chars().count() > 13 { format!("{}…", id.chars().take(12).collect::<String>()) } else { id.to_owned() }
-}
 /// The deliveries that wait for their first attempt: those that are due, and those that are scheduled. This is what a
 /// list of the state `pending` shows.
 pub fn waiting_of(depth: &Depth) -> i64 {
@@ -127,13 +127,17 @@ pub fn waits_in_words(depth: Option<&Depth>) -> String {
     }
 }
 
+/// The beginning of a long id.
+fn short(id: &str) -> String {
+    if id.chars().count() > 13 { format!("{}…", id.chars().take(12).collect::<String>()) } else { id.to_owned() }
+}
 
 /// A time relative to now. The exact time is in the title and in `datetime`, and the script keeps the words current.
-fn moment(at: &str) -> String {
+fn moment(at: &str, attributes: &str) -> String {
     let Ok(time) = at.parse::<Timestamp>() else { return escape(at) };
     let words = relative(time.as_micros() - clock::now().as_micros());
     let plain = plain(at);
-    format!(r#"<time datetime="{}" title="{plain}" data-ago>{words}</time>"#, escape(at))
+    format!(r#"<time datetime="{}" title="{plain}"{attributes} data-ago>{words}</time>"#, escape(at))
 }
 
 /// Returns the time of day of a timestamp, e.g. `08:12:03`.
@@ -210,10 +214,6 @@ mod tests {
     }
 
     #[test]
-    fn a_state_and_a_time_are_escaped() {
-        assert!(!pill("<b>").contains("<b>"));
-        assert_eq!(moment("<b>"), "&lt;b&gt;");
-    #[test]
     fn what_waits_for_a_provider_is_a_sentence() {
         let said = |pending, scheduled, retrying| {
             waits_in_words(Some(&Depth { pending, scheduled, retrying, ..Depth::default() }))
@@ -227,6 +227,10 @@ mod tests {
         assert_eq!(said(0, 0, 2000), "2,000 deliveries are retrying.");
     }
 
+    #[test]
+    fn a_state_and_a_time_are_escaped() {
+        assert!(!pill("<b>").contains("<b>"));
+        assert_eq!(moment("<b>", ""), "&lt;b&gt;");
         assert_eq!(sentence_case("outcome_unknown"), "Outcome unknown");
         assert_eq!(
             typed("<b a='\"'>\u{202e}&"),
