@@ -33,6 +33,7 @@ mod providers;
 mod queue;
 mod receipts;
 mod secret_key;
+mod subjects;
 mod suppressions;
 mod templates;
 mod tenants;
@@ -45,7 +46,7 @@ pub use acts::job_draft::{JobCount, JobDraft};
 pub use acts::jobs::{Job, PACE, PACE_MOST, SLICE, SliceOutcome};
 pub use acts::resend::{Copied, Original, Resend};
 pub use audience::Members;
-pub use audit::{AuditEntry, AuditFilter, AuditRow};
+pub use audit::{AuditEntry, AuditFilter, AuditNoise, AuditRow};
 pub use callbacks::OLD_TOKEN_LASTS;
 pub use content::{ContentChanges, VersionKey};
 pub use content_settings::{ContentSettings, MadeFrom, WAITING_EXAMINED, Waiting};
@@ -96,6 +97,7 @@ pub use queue::parts::{NextPart, Part};
 pub use queue::settle::{Attempted, DeadAddress, Place, Settled, Settlement};
 pub use receipts::{Fate, ReceiptRow, Received};
 pub use secret_key::{Lacking, Opener, Sealed, SealedWith, Unopened, UnopenedLane};
+pub use subjects::SubjectData;
 pub use suppressions::{SuppressionDraft, SuppressionFilter, SuppressionRow};
 pub use templates::{
     EVENTS_EXAMINED, TEMPLATES, TemplateDraft, TemplateFilter, TemplatePosition, TemplateRow, VersionRow,

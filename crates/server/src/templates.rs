@@ -7,6 +7,7 @@ mod data;
 pub mod layouts;
 mod parts;
 pub mod preview;
+pub mod subjects;
 
 use std::collections::{BTreeMap, BTreeSet};
 

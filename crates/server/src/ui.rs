@@ -189,14 +189,15 @@ pub fn pages() -> Vec<Page> {
     ]
 }
 
-/// The pages that only a demo has.
-fn demo_pages() -> Vec<Page> {
-    use Scope::{Operate, Read};
+/// The pages that only a demo has. All tenants share its fakes, so a person of one tenant may not see what they
+/// received.
+pub fn demo_pages() -> Vec<Page> {
+    use Scope::Ops;
     vec![
-        Page::shows("/demo", Read, get(demo::page)).listed(Group::Watch, "Demo"),
-        Page::changes("/demo/chaos", Operate, post(demo::chaos)),
-        Page::changes("/demo/break", Operate, post(demo::break_all)),
-        Page::changes("/demo/mend", Operate, post(demo::mend)),
+        Page::shows("/demo", Ops, get(demo::page)).listed(Group::Watch, "Demo"),
+        Page::changes("/demo/chaos", Ops, post(demo::chaos)),
+        Page::changes("/demo/break", Ops, post(demo::break_all)),
+        Page::changes("/demo/mend", Ops, post(demo::mend)),
     ]
 }
 

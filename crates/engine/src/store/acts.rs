@@ -2,5 +2,6 @@
 
 pub(in crate::store) mod deliveries;
 pub(in crate::store) mod job_draft;
+mod job_outcome;
 pub(in crate::store) mod jobs;
 pub(in crate::store) mod resend;

@@ -2,7 +2,7 @@
 
 use postcommit::Timestamp;
 use postcommit_channel::model::DeliveryKey;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
 use crate::db::{DbError, Row, Statement, Value};
@@ -110,6 +110,43 @@ pub struct AuditRow {
     pub request_id: Option<String>,
 }
 
+/// Entries of the audit log that are many and no acts of people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum AuditNoise {
+    /// What providers reported after the send.
+    Receipts,
+    /// Everything that nobody asked for: what providers reported and what followed from it, and what Postcommit did by
+    /// itself, such as a breaker that tripped or a lane that was paused.
+    System,
+}
+
+impl AuditNoise {
+    pub const ALL: [Self; 2] = [Self::Receipts, Self::System];
+
+    /// The name in the URL of a list.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Receipts => "receipts",
+            Self::System => "system",
+        }
+    }
+
+    /// The condition for the entries that are left.
+    fn left(self) -> &'static str {
+        match self {
+            Self::Receipts => "a.action <> 'delivery.receipt'",
+            Self::System => "a.actor <> 'system' AND substr(a.actor, 1, 9) <> 'provider:'",
+        }
+    }
+}
+
+/// The actions of breakers, on a provider's lane or on one of its receivers.
+pub(in crate::store) const TRIP: &str = "provider.trip";
+pub(in crate::store) const RECOVER: &str = "provider.recover";
+
 /// The filter for a list of audit entries. The newest come first.
 #[derive(Debug, Clone, Default)]
 pub struct AuditFilter {
@@ -121,6 +158,10 @@ pub struct AuditFilter {
     pub action: Option<String>,
     /// Only changes of this object.
     pub subject: Option<String>,
+    /// Entries that are left out.
+    pub without: Option<AuditNoise>,
+    /// Only entries about breakers that tripped or recovered.
+    pub only_breakers: bool,
     /// Only entries from this time on.
     pub from: Option<Timestamp>,
     /// Only entries before this time.
@@ -253,6 +294,12 @@ impl Store {
         for (condition, value) in wanted.into_iter().filter(|(_, value)| *value != Value::Null) {
             parameters.push(value);
             sql.push_str(&format!(" AND {condition} ${}", parameters.len()));
+        }
+        if let Some(without) = filter.without {
+            sql.push_str(&format!(" AND {}", without.left()));
+        }
+        if filter.only_breakers {
+            sql.push_str(&format!(" AND a.action IN ('{TRIP}', '{RECOVER}')"));
         }
         parameters.push(filter.limit.into());
         sql.push_str(&format!(" ORDER BY a.id DESC LIMIT ${}", parameters.len()));

@@ -189,6 +189,9 @@ pub struct DeliveryFilter {
     /// Only deliveries to exactly this user id or address.
     #[serde(skip_serializing_if = "Option::is_none", alias = "target")]
     pub recipient: Option<String>,
+    /// Only deliveries whose notification has this correlation id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub correlation_id: Option<String>,
     /// True: only deliveries that may have arrived although the outcome is unknown. False: only deliveries without an
     /// unclear attempt.
     #[serde(skip_serializing_if = "Option::is_none")]

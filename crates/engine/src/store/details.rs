@@ -110,7 +110,7 @@ pub const COUNTED: i64 = 10_000;
 
 /// The number of a notification's deliveries by state.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StateCounts(BTreeMap<String, i64>);
+pub struct StateCounts(pub(in crate::store) BTreeMap<String, i64>);
 
 impl StateCounts {
     /// Returns the number of deliveries in these states.

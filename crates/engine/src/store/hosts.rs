@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::db::{DbError, Row, Value};
+use crate::store::audit::{RECOVER, TRIP};
 use crate::store::providers::turn;
 use crate::store::secret_key::unopened_lanes;
 use crate::store::unreadable::legible;
@@ -156,17 +157,20 @@ impl Store {
         );
         let wait = Value::Real(wait.as_secs_f64());
         let parameters = vec![lane.into(), host.into(), revision.into(), wait, trips.into(), why.into()];
-        match self.db.execute_one(&sql, parameters).await? {
-            0 => self.why_not(lane, host, revision).await,
-            _ => Ok(CloseOutcome::Now),
-        }
+        let entry = AuditEntry::of_lane(lane, TRIP).details(json!({"host": host, "reason": why}));
+        let is_tripped = match trips {
+            0 => self.change(&sql, parameters, entry).await?,
+            _ => self.db.execute_one(&sql, parameters).await? > 0,
+        };
+        if is_tripped { Ok(CloseOutcome::Now) } else { self.why_not(lane, host, revision).await }
     }
 
     /// Records that a send to a tripped host succeeded, like [`Store::recover_lane`].
     pub async fn recover_host(&self, lane: i32, host: &str, trips: i32) -> Result<bool, DbError> {
         let sql = "UPDATE postcommit.lane_host SET trips = 0, hold_reason = NULL, updated_at = {now}
             WHERE lane = $1 AND host = $2 AND trips = $3";
-        Ok(self.db.execute_one(sql, vec![lane.into(), host.into(), trips.into()]).await? > 0)
+        let entry = AuditEntry::of_lane(lane, RECOVER).details(json!({"host": host, "trips": trips}));
+        self.change(sql, vec![lane.into(), host.into(), trips.into()], entry).await
     }
 
     /// Pauses a host of a lane. A host that is already paused keeps its reason. `revision` works as in

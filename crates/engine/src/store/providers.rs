@@ -11,6 +11,7 @@ use postcommit_channel::model::{
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::db::{DbError, Row, Statement, Value};
+use crate::store::audit::{RECOVER, TRIP};
 use crate::store::secret_key::{SealedWith, key_allowed};
 use crate::store::unreadable::{Reader, legible};
 use crate::store::{AuditEntry, Store};
@@ -367,7 +368,8 @@ impl Store {
 
     /// Holds a lane because its breaker tripped, and returns whether this call did so. `trips` is the number of earlier
     /// trips that the caller knows. If another process has counted a trip or a success since then, nothing is changed.
-    /// A longer hold is kept. `revision` works as in [`Store::pause_lane`].
+    /// A longer hold is kept. `revision` works as in [`Store::pause_lane`]. The first trip after a success is written to
+    /// the audit log; the trips that follow while the provider keeps failing are not.
     pub async fn trip_lane(
         &self,
         lane: i32,
@@ -382,14 +384,19 @@ impl Store {
              WHERE id = $1 AND revision = coalesce($3, revision) AND trips = $4"
         );
         let parameters = vec![lane.into(), Value::Real(wait.as_secs_f64()), revision.into(), trips.into(), why.into()];
-        Ok(self.db.execute_one(&sql, parameters).await? > 0)
+        if trips > 0 {
+            return Ok(self.db.execute_one(&sql, parameters).await? > 0);
+        }
+        let entry = AuditEntry::of_lane(lane, TRIP).details(serde_json::json!({"reason": why}));
+        self.change(&sql, parameters, entry).await
     }
 
     /// Records that a send over a tripped lane succeeded. Returns false if another process has counted a trip or a
     /// success since.
     pub async fn recover_lane(&self, lane: i32, trips: i32) -> Result<bool, DbError> {
         let sql = "UPDATE postcommit.provider SET trips = 0, hold_reason = NULL WHERE id = $1 AND trips = $2";
-        Ok(self.db.execute_one(sql, vec![lane.into(), trips.into()]).await? > 0)
+        let entry = AuditEntry::of_lane(lane, RECOVER).details(serde_json::json!({"trips": trips}));
+        self.change(sql, vec![lane.into(), trips.into()], entry).await
     }
 }
 

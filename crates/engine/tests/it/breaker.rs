@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use postcommit_channel::model::{Guarantee, Policy, Provider, ProviderDraft};
 use postcommit_engine::dispatch::Dispatcher;
-use postcommit_engine::store::DeliveryFilter;
+use postcommit_engine::store::{AuditFilter, AuditNoise, DeliveryFilter};
 use postcommit_testkit::{HttpServer, RefusedWrite, Reply};
 use serde_json::json;
 use uuid::Uuid;
@@ -132,6 +132,15 @@ on_both! {
         let well = provider(&world).await;
         assert_eq!((well.trips, well.hold_reason, well.revision), (0, None, held.revision));
         assert!(!world.store.resume_lane(lane).await.unwrap(), "nothing is left to resume");
+
+        // The audit log has the first trip and the recovery, and not the trip in between.
+        let filter = AuditFilter { only_breakers: true, limit: 10, ..AuditFilter::default() };
+        let log = world.store.audit_rows(&filter).await.unwrap();
+        let said: Vec<(&str, &str)> = log.iter().map(|entry| (entry.action.as_str(), entry.actor.as_str())).collect();
+        assert_eq!(said, [("provider.recover", "system"), ("provider.trip", "system")]);
+        assert_eq!((&log[0].details, &log[1].details), (&Some(json!({"trips": 2})), &Some(json!({"reason": why}))));
+        let without = AuditFilter { without: Some(AuditNoise::System), limit: 100, ..AuditFilter::default() };
+        assert!(world.store.audit_rows(&without).await.unwrap().iter().all(|entry| entry.actor != "system"));
     }
 
     async fn failures_among_successes_never_trip_it(world) {

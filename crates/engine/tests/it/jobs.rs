@@ -186,6 +186,9 @@ on_both! {
         let done = run_to_the_end(&world, asked.id).await;
         assert_eq!((done.state.as_str(), done.done, done.skipped, done.finished_at.is_some()), ("done", SLICE * 2 + 7, 0, true));
         assert_eq!((world.count("delivery_queue").await, count(&world, "parked").await), (SLICE * 2 + 7, 8), "others stay");
+        let became = world.store.job_outcome(&done).await.unwrap();
+        assert_eq!((became.total(), became.only()), (SLICE * 2 + 7, Some("pending")), "their states now");
+        assert_eq!(world.store.job_outcome(&Job { id: Uuid::now_v7(), ..done.clone() }).await.unwrap().total(), 0);
         let (theirs, ours) = (world.store.job(Some(other), asked.id).await.unwrap(), world.store.jobs(Some(world.tenant), None, 10).await.unwrap());
         assert!(theirs.is_none() && ours == [done] && world.store.jobs(Some(other), None, 10).await.unwrap().is_empty());
         let sql = "SELECT count(*) FROM postcommit.delivery_queue WHERE attempts = 0 AND seq = 3 AND n = 1";

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use postcommit::{Timestamp, limits};
-use postcommit_engine::store::{AuditFilter, AuditRow};
+use postcommit_engine::store::{AuditFilter, AuditNoise, AuditRow};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -28,6 +28,10 @@ pub struct AuditQuery {
     /// Only entries about this subject, e.g. a delivery's id or a provider's name.
     #[param(max_length = 255)]
     subject: Option<String>,
+    /// `receipts`: leaves out what providers reported. `system`: leaves out everything that providers reported and that
+    /// Postcommit did by itself.
+    #[param(inline)]
+    without: Option<AuditNoise>,
     /// Only entries at this time or later.
     from: Option<Timestamp>,
     /// Only entries before this time.
@@ -54,10 +58,12 @@ pub async fn list_audit(
         actor: wanted.actor,
         action: wanted.action,
         subject: wanted.subject,
+        without: wanted.without,
         from: wanted.from,
         until: wanted.until,
         before: page.place()?,
         limit: limit + 1,
+        ..AuditFilter::default()
     };
     Ok(Json(Listing::of(caller.store(&app).audit_rows(&filter).await?, limit, |entry| entry.id)))
 }

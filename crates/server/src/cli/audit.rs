@@ -48,6 +48,7 @@ impl Audit {
             until: self.until,
             before: self.before,
             limit: self.page.limit,
+            ..AuditFilter::default()
         };
         output::bounded_list(format, &store.audit_rows(&filter).await?, &COLUMNS);
         Ok(Exit::Ok)

@@ -163,18 +163,10 @@ impl Templates<'_> {
         let unsubscribe_url = self.sample_link(&note.event_type, public_url).await?;
         let rendered = tokio::task::spawn_blocking(move || {
             let items: Option<Vec<_>> = items.map(|items| items.into_iter().map(|item| item.payload).collect());
-            let payload =
-                items.map_or_else(|| note.payload.flat().clone(), |items| FlatPayload::new(&digest_payload(&items)));
-            let user = facts.user();
-            let input = Input {
-                payload: &payload,
-                note: (&note).into(),
-                user: user.as_ref(),
-                language: facts.language.as_deref(),
-                time_zone: user.as_ref().and_then(|user| user.get("time_zone")?.as_str()),
-                unsubscribe_url: unsubscribe_url.as_deref().map_err(|why| *why),
-            };
-            rendered(&compiled, &input, Preview::empty(id, version, channel, "notification"))
+            let url = unsubscribe_url.as_deref().map_err(|why| *why);
+            with_input((&note, &facts), items.as_deref(), url, |input| {
+                rendered(&compiled, input, Preview::empty(id, version, channel, "notification"))
+            })
         });
         rendered.await.map_err(|e| stopped(&e))
     }
@@ -210,6 +202,26 @@ impl Templates<'_> {
             None => Ok(event("none", to_raw_value(&serde_json::json!({})).unwrap_or_default())),
         }
     }
+}
+
+/// Calls `render` with what the template of a delivery reads: the data of its notification or, for a digest, of the
+/// digest's events, and its user at the time of the expansion.
+pub fn with_input<T>(
+    (note, facts): (&StoredNotification, &Facts),
+    items: Option<&[Box<RawValue>]>,
+    unsubscribe_url: Result<&str, &'static str>,
+    render: impl FnOnce(&Input<'_>) -> T,
+) -> T {
+    let digest = items.map(|items| FlatPayload::new(&digest_payload(items)));
+    let user = facts.user();
+    render(&Input {
+        payload: digest.as_ref().unwrap_or_else(|| note.payload.flat()),
+        note: note.into(),
+        user: user.as_ref(),
+        language: facts.language.as_deref(),
+        time_zone: user.as_ref().and_then(|user| user.get("time_zone")?.as_str()),
+        unsubscribe_url,
+    })
 }
 
 /// The items of a digest in a preview: the list `items` of the payload, or else the payload twice.

@@ -11,7 +11,7 @@ use postcommit_engine::store::{Act, Acted};
 
 use super::confirm::Question;
 use super::frame::{Visitor, own_path};
-use super::notifications::row::Row;
+use super::notifications::row::rows;
 use super::words::{counted, sentence_case};
 use crate::acts;
 use crate::app::{App, AppState};
@@ -235,7 +235,7 @@ async fn ask_about(
         return Err(Problem::not_found("delivery").into());
     }
     let unclear = found.iter().filter(|row| row.unclear && row.state == "parked").count();
-    let rows: Vec<Row> = found.into_iter().map(Row::from).collect();
+    let rows = rows(app, visitor, found).await?;
     let count = i64::try_from(rows.len()).unwrap_or(i64::MAX);
     let asks = act == Act::Retry && unclear > 0;
     let question = Question {
@@ -257,7 +257,7 @@ fn question(act: Act, count: i64) -> Question {
     let deliveries = counted(count);
     let says = match act {
         Act::Retry => "They become pending again, with new attempts. What was sent already is not sent again.",
-        _ => "They are never sent. They stay in the history as discarded.",
+        _ => "Nothing more is sent for them. They stay in the history as discarded.",
     };
     Question {
         title: format!("{verb} {deliveries}?"),

@@ -8,7 +8,7 @@ use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use minijinja::context;
 use postcommit::{Timestamp, limits};
-use postcommit_engine::store::{AuditFilter, AuditRow, Store};
+use postcommit_engine::store::{AuditFilter, AuditNoise, AuditRow, Store};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -30,7 +30,7 @@ const PAGE: i64 = 500;
 /// The maximum number of characters of the details that a page shows. The file has all of them.
 const DETAIL_CHARS: usize = 300;
 /// The fields of the form, which are the parameters of the page.
-const FIELDS: [&str; 5] = ["actor", "action", "subject", "from", "until"];
+const FIELDS: [&str; 6] = ["actor", "action", "subject", "without", "from", "until"];
 
 /// The entries of a day, the newest first.
 #[derive(Serialize)]
@@ -84,7 +84,8 @@ pub async fn page(
     let content = context! {
         fields => shown(BTreeMap::from(FIELDS.map(|name| (name, fields.get(name).unwrap_or_default())))),
         refused => refused.as_ref().map(|problem| context! { field => problem.field(), says => problem.to_string() }),
-        is_filtered => !given.is_empty(),
+        shortcuts => shown(shortcuts(&fields)),
+        is_filtered => FIELDS.into_iter().any(|name| name != "without" && fields.get(name).is_some()),
         days => shown(days(rows.into_iter().take(fits))),
         query => given.as_str(),
         older => older.map(|id| format!("/audit?{}", and(&given, &format!("before={id}")))),
@@ -107,11 +108,37 @@ fn wanted(fields: &Fields, tenant: Option<i32>, limit: i64) -> Result<AuditFilte
         actor: owned("actor"),
         action: owned("action"),
         subject: owned("subject"),
+        without: owned("without").map(|name| noise(&name)).transpose()?,
         from: at("from")?,
         until: at("until")?,
         before: before.transpose()?,
         limit,
+        ..AuditFilter::default()
     })
+}
+
+fn noise(name: &str) -> Result<AuditNoise, Problem> {
+    let wrong = || Problem::invalid("without", format!("is {name:?}; allowed are receipts and system"));
+    AuditNoise::ALL.into_iter().find(|noise| noise.name() == name).ok_or_else(wrong)
+}
+
+/// The links that leave out what is not an act of a person: the label, the URL, and whether it is chosen. They keep the
+/// other fields.
+fn shortcuts(fields: &Fields) -> Vec<(&'static str, String, bool)> {
+    let chosen = fields.get("without").unwrap_or_default();
+    let link = |without: &str| {
+        let others =
+            FIELDS.into_iter().filter(|name| *name != "without").filter_map(|name| Some((name, fields.get(name)?)));
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        query.extend_pairs(others.chain(Some(("without", without)).filter(|_| !without.is_empty())));
+        match query.finish() {
+            query if query.is_empty() => "/audit".to_owned(),
+            query => format!("/audit?{query}"),
+        }
+    };
+    [("Everything", ""), ("Without receipts", "receipts"), ("Only what was asked for", "system")]
+        .map(|(label, without)| (label, link(without), chosen == without))
+        .to_vec()
 }
 
 /// Returns the fields as a query, without the position of the page.

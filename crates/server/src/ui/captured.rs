@@ -9,10 +9,12 @@ use serde::Serialize;
 
 use super::frame::Visitor;
 use super::notification::as_sent;
+use super::notifications::row::what;
 use super::templates::look::blocks;
 use super::words::shown;
 use crate::app::AppState;
 use crate::problem::{Problem, ProblemPage};
+use crate::templates::subjects::render_subjects;
 
 /// The number of messages of a page.
 const ROWS: i64 = 20;
@@ -90,7 +92,8 @@ pub async fn page(
         ..DeliveryFilter::default()
     };
     let store = visitor.store(&app);
-    let found = store.delivery_rows(&filter).await?;
+    let mut found = store.delivery_rows(&filter).await?;
+    render_subjects(&store, visitor.caller.whose(), &mut found.rows).await?;
     let named = wanted.id.and_then(|id| found.rows.iter().find(|row| row.id == id.to_string()));
     let chosen = named.or(found.rows.first());
     let lines: Vec<Line> = found.rows.iter().map(|row| line(row, chosen, &wanted)).collect();
@@ -125,7 +128,7 @@ pub async fn page(
 fn line(row: &DeliveryRow, chosen: Option<&DeliveryRow>, wanted: &Wanted) -> Line {
     Line {
         href: format!("{}#content", wanted.page(wanted.cursor.as_deref(), Some(&row.id))),
-        title: row.title.clone().unwrap_or_else(|| row.event_type.clone()),
+        title: what(row),
         channel: row.channel.clone().unwrap_or_default(),
         to: row.target.clone().or_else(|| row.user_id.clone()).unwrap_or_default(),
         provider: row.provider.clone(),

@@ -2,6 +2,8 @@
 
 pub mod resend;
 
+use std::collections::BTreeSet;
+
 use axum::extract::{FromRequestParts, Path, RawQuery, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
@@ -14,10 +16,11 @@ use serde::Serialize;
 use super::acts::{Done, Fields, Posted, see};
 use super::confirm::{Choice, Question};
 use super::frame::{Visitor, with_tenant};
-use super::notifications::row::Row;
+use super::notifications::row::{Row, rows};
 use super::words::{segment, shown};
 use crate::app::{App, AppState};
 use crate::problem::{Problem, ProblemPage};
+use crate::templates::subjects::render_subjects;
 
 /// The number of deliveries of a page.
 const ROWS: i64 = 50;
@@ -66,6 +69,18 @@ impl From<DeliveryRow> for Line {
             row: row.into(),
         }
     }
+}
+
+/// The tenants of these deliveries, each with the page of the entity in that tenant, for people who see all tenants.
+fn choices<'r>(entity: &str, rows: impl Iterator<Item = &'r DeliveryRow>) -> Vec<(String, String)> {
+    let tenants: BTreeSet<&str> = rows.map(|row| row.tenant.as_str()).collect();
+    let page = |tenant: &str| with_tenant(&address(entity, "/resend"), Some(tenant));
+    tenants.into_iter().take(OFFERED).map(|tenant| (tenant.to_owned(), page(tenant))).collect()
+}
+
+async fn lines(app: &App, visitor: &Visitor, mut found: Vec<DeliveryRow>) -> Result<Vec<Line>, Problem> {
+    render_subjects(&visitor.store(app), visitor.caller.whose(), &mut found).await?;
+    Ok(found.into_iter().map(Line::from).collect())
 }
 
 /// An entity that the search offers.
@@ -148,13 +163,17 @@ pub async fn page(
     let is_known = before.is_some() || !found.rows.is_empty() || found.more.is_some();
     let (base, is_first_page, title) = (address(&entity, ""), before.is_none(), format!("Entity {entity}"));
     let joint = if base.contains('?') { '&' } else { '?' };
+    let choices =
+        if visitor.must_choose(&app).await? { choices(&entity, live.iter().chain(&found.rows)) } else { vec![] };
+    let (live, all) = (lines(&app, &visitor, live).await?, lines(&app, &visitor, found.rows).await?);
     let content = context! {
         older => found.more.map(|more| format!("{base}{joint}cursor={more}")),
         newer => (!is_first_page).then(|| base.clone()),
         is_first_page, is_known,
         must_choose => visitor.must_choose(&app).await?,
-        live => shown(live.into_iter().map(Line::from).collect::<Vec<_>>()),
-        lines => shown(found.rows.into_iter().map(Line::from).collect::<Vec<_>>()),
+        choices,
+        live => shown(live),
+        lines => shown(all),
         may_act => visitor.may(Scope::Operate),
         resend => address(&entity, "/resend"), cancel => address(&entity, "/cancel"),
     };
@@ -212,7 +231,7 @@ pub async fn cancel(
         is_final: true,
         action: address(&entity, "/cancel"),
         choice: Some(Choice { name: "event_type", label: "Event type", options: options.collect() }),
-        rows: live.into_iter().map(Row::from).collect(),
+        rows: rows(&app, &visitor, live).await?,
         back: page,
         ..Question::default()
     };

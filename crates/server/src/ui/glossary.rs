@@ -98,9 +98,10 @@ fn of_state(state: DeliveryState) -> (&'static str, &'static str) {
             "It is not tried any more and waits for a person. Its reason says why.",
             "Mend the cause, then retry it; or discard it. Ask first whether it arrived if the page says that it may have.",
         ),
-        DeliveryState::Discarded => {
-            ("A person decided that a parked delivery is not sent.", "Nothing. It cannot be retried; send a new one.")
-        }
+        DeliveryState::Discarded => (
+            "A person decided that a parked delivery is not sent again. Its page says if an earlier attempt may have arrived.",
+            "Nothing. It cannot be retried; send a new one.",
+        ),
         DeliveryState::Cancelled => {
             ("It was cancelled before it was sent, by a person or by the application.", "Nothing.")
         }

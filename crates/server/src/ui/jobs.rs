@@ -4,7 +4,7 @@ use axum::extract::{Path, RawQuery, State};
 use axum::response::Response;
 use minijinja::context;
 use postcommit_channel::model::Scope;
-use postcommit_engine::store::Job;
+use postcommit_engine::store::{Act, Job, StateCounts};
 use serde::Serialize;
 use serde_json::Value;
 use uuid::Uuid;
@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::acts::{Fields, Posted, see};
 use super::confirm::Question;
 use super::frame::Visitor;
-use super::words::{counted, sentence_case, shown};
+use super::words::{counted, grouped, sentence_case, shown};
 use crate::app::AppState;
 use crate::problem::{Problem, ProblemPage};
 
@@ -105,10 +105,33 @@ pub async fn page(
     visitor: Visitor,
     Path(id): Path<String>,
 ) -> Result<Response, ProblemPage> {
-    let job = Shown::from(find(&app, &visitor, &id).await?);
+    let job = find(&app, &visitor, &id).await?;
+    let outcome = match job.kind {
+        Act::Retry if job.done > 0 => outcome(&visitor.store(&app).job_outcome(&job).await?, job.done),
+        _ => None,
+    };
+    let job = Shown::from(job);
     let title = job.title.clone();
     let may_cancel = job.is_open && visitor.may(Scope::Operate);
-    visitor.page(&app, "job.html", &title, context! { job => shown(job), may_cancel }).await
+    visitor.page(&app, "job.html", &title, context! { job => shown(job), outcome, may_cancel }).await
+}
+
+/// What became of the deliveries that a job retried, in words. `done` is their number.
+fn outcome(states: &StateCounts, done: i64) -> Option<String> {
+    let live = ["pending", "sending", "retrying"];
+    let told =
+        |words: &str, of: &[&str]| Some(states.of(of)).filter(|n| *n > 0).map(|n| format!("{} {words}", grouped(n)));
+    let known = [
+        told("sent", &["sent"]),
+        told("delivered", &["delivered"]),
+        told("parked again", &["parked"]),
+        told("still waiting", &live),
+        told("ended otherwise", &["discarded", "cancelled", "expired", "skipped"]),
+    ];
+    let said: Vec<String> = known.into_iter().flatten().collect();
+    let part =
+        if states.total() < done { format!("of the first {}: ", grouped(states.total())) } else { String::new() };
+    (!said.is_empty()).then(|| format!("{part}{}", said.join(", ")))
 }
 
 async fn find(app: &AppState, visitor: &Visitor, id: &str) -> Result<Job, Problem> {

@@ -9,10 +9,11 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use minijinja::{Value, context};
 use postcommit_channel::model::{DeliveryId, DeliveryKey, Scope, StoredNotification};
-use postcommit_engine::store::{DeliveryFilter, DeliveryRow, EditError, StateCounts};
+use postcommit_engine::store::{DeliveryFilter, DeliveryRow, EditError, StateCounts, SuppressionFilter};
 use serde::Serialize;
 use uuid::Uuid;
 
+use super::entities::resend::of_notification;
 use super::frame::{Visitor, with_tenant};
 use super::notifications::row::why;
 use super::templates::look::blocks;
@@ -74,6 +75,7 @@ pub async fn page(
     let store = visitor.store(&app);
     let steps: Vec<Step> = steps(&store, &note, &chosen, ATTEMPTS).await?;
     let sent = as_sent(&app, &visitor, &note, key).await?;
+    let address = address(&app, &visitor, key).await?;
     let title = sent.as_ref().ok().and_then(|sent| sent.subject.clone()).or_else(|| note.title.clone());
     let title = title.unwrap_or_else(|| note.event_type.clone());
     let content = context! {
@@ -93,7 +95,8 @@ pub async fn page(
         not_rendered => sent.as_ref().err().map(ToString::to_string),
         payload => payload::beginning(note.payload.get()),
         note => shown(Related::of(&visitor, &note, &chosen)),
-        address => address(&app, &visitor, key).await?,
+        address => address.as_deref().filter(|_| visitor.may(Scope::Operate)),
+        suppression => shown(suppression(&app, &visitor, &chosen, key, address.as_deref()).await?),
         acts => acts(&visitor, &note, &chosen, &states),
     };
     visitor.page(&app, "notification.html", &title, content).await
@@ -162,6 +165,8 @@ struct Related {
     entity: Option<String>,
     /// The page of the entity, in the tenant of the notification.
     entity_page: Option<String>,
+    /// The form that sends the notification again over another channel or to another recipient.
+    resend: Option<String>,
     user: Option<String>,
     key: String,
     correlation: Option<String>,
@@ -175,15 +180,18 @@ struct Related {
 
 impl Related {
     fn of(visitor: &Visitor, note: &StoredNotification, row: &DeliveryRow) -> Self {
-        let page = |entity: &String| match visitor.sees_all() {
-            true => with_tenant(&entities::address(entity, ""), Some(&row.tenant)),
-            false => visitor.link(&entities::address(entity, "")),
+        let link = |page: String| match visitor.sees_all() {
+            true => with_tenant(&page, Some(&row.tenant)),
+            false => visitor.link(&page),
         };
+        let entity = note.entity.as_ref();
+        let may_resend = visitor.may(Scope::Operate) && row.n > 0;
         let site = note.source.as_ref().and_then(|source| source.get("site")?.as_str()).map(str::to_owned);
         Self {
             event_type: note.event_type.clone(),
             entity: note.entity.clone(),
-            entity_page: note.entity.as_ref().map(page),
+            entity_page: entity.map(|entity| link(entities::address(entity, ""))),
+            resend: entity.filter(|_| may_resend).map(|entity| link(of_notification(entity, note.id))),
             user: row.user_id.clone(),
             key: note.idempotency_key.clone(),
             correlation: note.correlation_id.clone(),
@@ -197,13 +205,43 @@ impl Related {
     }
 }
 
-/// Returns the full address, with which people who may act find other deliveries to the same recipient.
+/// Returns the full address. People who may act find other deliveries to the same recipient with it.
 async fn address(app: &App, visitor: &Visitor, key: DeliveryKey) -> Result<Option<String>, Problem> {
-    if !visitor.may(Scope::Operate) {
-        return Ok(None);
-    }
     let row = visitor.store(app).delivery_row(Some(key.tenant), key.id(), true).await?;
     Ok(row.and_then(|row| row.address))
+}
+
+/// A suppression in force of the delivery's address.
+#[derive(Serialize)]
+struct Suppressed {
+    reason: String,
+    channel: String,
+    href: String,
+}
+
+/// Returns the suppression because of which nothing is sent to the address any more.
+async fn suppression(
+    app: &App,
+    visitor: &Visitor,
+    row: &DeliveryRow,
+    key: DeliveryKey,
+    address: Option<&str>,
+) -> Result<Option<Suppressed>, Problem> {
+    let (Some(channel), Some(address)) = (row.channel.clone(), address) else { return Ok(None) };
+    let filter = SuppressionFilter {
+        tenant: Some(key.tenant),
+        channel: Some(channel),
+        address: Some(address.to_owned()),
+        limit: 2,
+        ..SuppressionFilter::default()
+    };
+    let found = visitor.store(app).suppression_rows(&filter).await?.into_iter().find(|row| row.active);
+    let query: String = form_urlencoded::byte_serialize(address.as_bytes()).collect();
+    Ok(found.map(|found| Suppressed {
+        reason: found.reason,
+        channel: if found.channel == "*" { "every channel".into() } else { found.channel },
+        href: visitor.path_in(&row.tenant, format!("/suppressions?address={query}")),
+    }))
 }
 
 /// The acts that the states of the delivery and of the notification allow.

@@ -20,7 +20,6 @@ use super::words::{grouped, shown};
 use crate::app::{App, AppState};
 use crate::problem::ProblemPage;
 use filter::{ENDED, Filter, PERIODS, error_classes, reasons};
-use row::Row;
 
 /// The number of rows of a page.
 const ROWS: i64 = 50;
@@ -61,7 +60,7 @@ async fn draw(
     let of_store = DeliveryFilter { tenant: visitor.caller.whose(), limit: ROWS, ..of_store };
     let page = store.delivery_rows(&of_store).await?;
     let kpis = app.tallies.current(app, &visitor.caller).await?;
-    let rows: Vec<Row> = page.rows.into_iter().map(Row::from).collect();
+    let rows = row::rows(app, visitor, page.rows).await?;
     let acts = visitor.may(Scope::Operate);
     let views = views::kept(headers, filter);
     let content = context! {
@@ -158,6 +157,7 @@ fn fields(filter: &Filter) -> std::collections::BTreeMap<&'static str, String> {
         "event_type",
         "entity",
         "recipient",
+        "correlation_id",
         "provider",
         "site",
         "list",

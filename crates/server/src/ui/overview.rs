@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use super::chart::{self, Bar};
 use super::frame::Visitor;
-use super::words::{day, grouped, shown, span, time};
+use super::words::{day, dotted, grouped, shown, span, time, waiting_of};
 use crate::app::{App, AppState};
 use crate::go_live;
 use crate::problem::{Problem, ProblemPage};
@@ -125,7 +125,11 @@ fn tiles(kpis: &Kpis, range: &Range) -> Vec<Tile> {
         if total.failed == 0 { "100 %".to_owned() } else { format!("{share:.2} %") }
     };
     let oldest = u64::try_from(total.oldest_pending_s).unwrap_or(0);
-    let waiting = if oldest > 0 { format!("Waiting · oldest unfinished {}", span(oldest)) } else { "Waiting".into() };
+    let waiting = dotted([
+        Some("Waiting".to_owned()),
+        (total.queue.scheduled > 0).then(|| format!("{} scheduled", grouped(total.queue.scheduled))),
+        (oldest > 0).then(|| format!("oldest unfinished {}", span(oldest))),
+    ]);
     let delivered = if total.captured > 0 {
         format!("Delivered · {} captured", grouped(total.captured))
     } else {
@@ -141,7 +145,7 @@ fn tiles(kpis: &Kpis, range: &Range) -> Vec<Tile> {
     vec![
         tile(grouped(total.delivered), delivered, Some(&sent), false),
         tile(share, "of finished deliveries".into(), None, false),
-        tile(grouped(total.queue.pending), waiting, Some("/notifications?state=pending"), false),
+        tile(grouped(waiting_of(&total.queue)), waiting, Some("/notifications?state=pending"), false),
         tile(grouped(total.queue.retrying), "Retrying".into(), Some("/notifications?state=retrying"), false),
         tile(grouped(total.parked.total), "Parked · need a person".into(), Some("/parked"), total.parked.total > 0),
         tile(

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::frame::Visitor;
 use super::notifications::filter::Filter;
-use super::notifications::row::Row;
+use super::notifications::row::{Row, rows};
 use super::words::{grouped, sentence_case, shown};
 use crate::app::{App, AppState};
 use crate::problem::{Problem, ProblemPage};
@@ -67,7 +67,7 @@ async fn shown_group(app: &App, visitor: &Visitor, group: &KpiGroup) -> Result<G
         ..DeliveryFilter::default()
     };
     let example = match class {
-        Some(_) => visitor.store(app).delivery_rows(&newest).await?.rows.pop().map(Row::from),
+        Some(_) => rows(app, visitor, visitor.store(app).delivery_rows(&newest).await?.rows).await?.pop(),
         None => None,
     };
     let codes = group.codes.iter().filter(|code| code.parked > 0).take(CODES);

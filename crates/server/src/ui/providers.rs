@@ -17,14 +17,16 @@ use minijinja::{Value, context};
 use postcommit::Timestamp;
 use postcommit_channel::driver::{self, Destination};
 use postcommit_channel::model::{Provider, Scope};
-use postcommit_engine::store::{AttemptRow, AuditFilter, ClosedHost, KpiGroup, KpiGrouping, Kpis, Store, UnopenedLane};
+use postcommit_engine::store::{
+    AttemptRow, AuditFilter, AuditRow, ClosedHost, KpiGroup, KpiGrouping, Kpis, Store, UnopenedLane,
+};
 use serde::Serialize;
 use serde_json::Value as Json;
 
 use super::frame::{Visitor, with_tenant};
 use super::overview::lanes::success;
 use super::overview::latency::median;
-use super::words::{dotted, segment, sentence_case, shown};
+use super::words::{dotted, segment, sentence_case, shown, waiting_of};
 use crate::app::{App, AppState};
 use crate::callbacks;
 use crate::problem::{Problem, ProblemPage};
@@ -64,6 +66,7 @@ struct Row {
     failover: Option<String>,
     success: String,
     waiting: i64,
+    retrying: i64,
     hosts: usize,
     error: Option<Failed>,
 }
@@ -103,6 +106,8 @@ pub async fn list(State(app): State<AppState>, visitor: Visitor) -> Result<Respo
     let row = |provider: &Provider| {
         let tenant = tenants.get(&provider.tenant).cloned();
         let href = format!("/providers/{}", segment(&provider.name));
+        let group = group_of(&kpis, &provider.name, tenant.as_deref());
+        let depth = group.map(|group| &group.kpi.queue);
         Row {
             href: if whose.is_none() { with_tenant(&href, tenant.as_deref()) } else { visitor.link(&href) },
             lane: LaneState::of(provider, closed.unopened.get(&provider.id), now),
@@ -113,8 +118,9 @@ pub async fn list(State(app): State<AppState>, visitor: Visitor) -> Result<Respo
             guarantee: sentence_case(provider.guarantee.name()),
             rate: rate(provider),
             failover: provider.failover.clone(),
-            success: success(group_of(&kpis, &provider.name, tenant.as_deref())),
-            waiting: group_of(&kpis, &provider.name, tenant.as_deref()).map_or(0, |group| group.kpi.queue.total),
+            success: success(group),
+            waiting: depth.map_or(0, waiting_of),
+            retrying: depth.map_or(0, |depth| depth.retrying),
             hosts: closed.hosts.iter().filter(|host| host.lane == provider.id).count(),
             error: failures.get(&(provider.tenant, provider.name.clone())).map(failed),
             name: provider.name.clone(),
@@ -203,7 +209,7 @@ pub async fn page(
     let attempts = attempts(&store, &provider).await?;
     let took = attempts.iter().map(|attempt| attempt.latency_ms).collect();
     let content = context! {
-        sentence => lane.sentence(group.map_or(0, |group| group.kpi.queue.total)),
+        sentence => lane.sentence(group.map(|group| &group.kpi.queue)),
         lane => shown(&lane),
         service => catalogue::service(&provider.driver),
         entry => shown(Entry::of(&provider.driver)),
@@ -220,6 +226,7 @@ pub async fn page(
         success => success(group),
         latency => median(took),
         attempts => shown(attempts.iter().take(ATTEMPTS_SHOWN).map(attempt).collect::<Vec<_>>()),
+        breaker => breaker_history(&store, &provider).await?,
         acts => acts_on(&store, &visitor, &provider).await?,
         provider => shown(&provider),
         base => format!("/providers/{}", segment(&provider.name)),
@@ -309,6 +316,29 @@ fn host_row(host: &ClosedHost, now: Timestamp) -> Value {
     }
 }
 
+/// When the breaker of a provider, or of one of its receivers, tripped and recovered, the newest first.
+async fn breaker_history(store: &Store, provider: &Provider) -> Result<Vec<Value>, Problem> {
+    let filter = AuditFilter {
+        tenant: Some(provider.tenant),
+        subject: Some(provider.name.clone()),
+        only_breakers: true,
+        limit: ACTS_SHOWN,
+        ..AuditFilter::default()
+    };
+    let entries = store.audit_rows(&filter).await?;
+    let step = |entry: AuditRow| {
+        let details = entry.details.unwrap_or_default();
+        let is_trip = entry.action.ends_with(".trip");
+        context! {
+            what => if is_trip { "Tripped" } else { "Recovered" },
+            tint => if is_trip { "warn" } else { "good" },
+            at => entry.at.to_string(),
+            details => told("", &details),
+        }
+    };
+    Ok(entries.into_iter().map(step).collect())
+}
+
 /// The newest changes of a provider. As in the API, the audit log needs the scope `admin`.
 async fn acts_on(store: &Store, visitor: &Visitor, provider: &Provider) -> Result<Option<Vec<Value>>, Problem> {
     if !visitor.may(Scope::Admin) {
@@ -317,12 +347,13 @@ async fn acts_on(store: &Store, visitor: &Visitor, provider: &Provider) -> Resul
     let filter = AuditFilter {
         tenant: Some(provider.tenant),
         subject: Some(provider.name.clone()),
-        limit: ACTS_SHOWN,
+        // Entries about the breaker are shown apart.
+        limit: 3 * ACTS_SHOWN,
         ..AuditFilter::default()
     };
     let entries = store.audit_rows(&filter).await?;
     let of_it = entries.into_iter().filter_map(|entry| {
-        let act = entry.action.strip_prefix("provider.")?;
+        let act = entry.action.strip_prefix("provider.").filter(|act| !["trip", "recover"].contains(act))?;
         let details = entry.details.unwrap_or_default();
         Some(context! {
             what => sentence_case(act),
@@ -331,7 +362,7 @@ async fn acts_on(store: &Store, visitor: &Visitor, provider: &Provider) -> Resul
             details => told(act, &details),
         })
     });
-    Ok(Some(of_it.collect()))
+    Ok(Some(of_it.take(usize::try_from(ACTS_SHOWN).unwrap_or(0)).collect()))
 }
 
 /// The details of an entry of the audit log in words.

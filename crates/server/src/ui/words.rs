@@ -7,6 +7,7 @@ use minijinja::{Environment, State, Value};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use postcommit::Timestamp;
 use postcommit_channel::clock;
+use postcommit_engine::store::Depth;
 use serde::Serialize;
 
 use super::chart;
@@ -17,8 +18,12 @@ pub use crate::html::sentence_case;
 /// Adds the filters and functions to the engine of the templates.
 pub fn add_to(engine: &mut Environment<'_>) {
     engine.add_filter("pill", |state: &str| Value::from_safe_string(pill(state)));
-    engine.add_filter("ago", |at: &str| Value::from_safe_string(moment(at)));
-    engine.add_filter("exact", |at: &str| Value::from_safe_string(format!("{}, {}", plain(at), moment(at))));
+    // A row shows the absolute form of its times while one of its links has the focus. A time elsewhere takes the focus
+    // itself.
+    engine.add_filter("ago", |at: &str, alone: Option<bool>| {
+        Value::from_safe_string(moment(at, if alone == Some(true) { " tabindex=\"0\"" } else { "" }))
+    });
+    engine.add_filter("exact", |at: &str| Value::from_safe_string(format!("{}, {}", plain(at), moment(at, ""))));
     engine.add_filter("utc", |at: &str| Value::from_safe_string(plain(at)));
     engine.add_filter("clock", |at: &str| Value::from_safe_string(time_of_day(at)));
     engine.add_filter("number", |number: i64| grouped(number));
@@ -103,17 +108,36 @@ pub fn counted(deliveries: i64) -> String {
     if deliveries == 1 { "1 delivery".into() } else { format!("{} deliveries", grouped(deliveries)) }
 }
 
+/// The deliveries that wait for their first attempt: those that are due, and those that are scheduled. This is what a
+/// list of the state `pending` shows.
+pub fn waiting_of(depth: &Depth) -> i64 {
+    depth.pending + depth.scheduled
+}
+
+/// Says how many deliveries wait for a provider, and how many are retrying.
+pub fn waits_in_words(depth: Option<&Depth>) -> String {
+    let (waiting, retrying) = (depth.map_or(0, waiting_of), depth.map_or(0, |depth| depth.retrying));
+    let verb = if waiting == 1 { "waits" } else { "wait" };
+    let is = if retrying == 1 { "is" } else { "are" };
+    match (waiting, retrying) {
+        (0, 0) => "Nothing waits for it.".into(),
+        (0, _) => format!("{} {is} retrying.", counted(retrying)),
+        (_, 0) => format!("{} {verb} for it.", counted(waiting)),
+        _ => format!("{} {verb} for it, and {} {is} retrying.", counted(waiting), grouped(retrying)),
+    }
+}
+
 /// The beginning of a long id.
 fn short(id: &str) -> String {
     if id.chars().count() > 13 { format!("{}…", id.chars().take(12).collect::<String>()) } else { id.to_owned() }
 }
 
 /// A time relative to now. The exact time is in the title and in `datetime`, and the script keeps the words current.
-fn moment(at: &str) -> String {
+fn moment(at: &str, attributes: &str) -> String {
     let Ok(time) = at.parse::<Timestamp>() else { return escape(at) };
     let words = relative(time.as_micros() - clock::now().as_micros());
     let plain = plain(at);
-    format!(r#"<time datetime="{}" title="{plain}" data-ago>{words}</time>"#, escape(at))
+    format!(r#"<time datetime="{}" title="{plain}"{attributes} data-ago>{words}</time>"#, escape(at))
 }
 
 /// Returns the time of day of a timestamp, e.g. `08:12:03`.
@@ -190,9 +214,23 @@ mod tests {
     }
 
     #[test]
+    fn what_waits_for_a_provider_is_a_sentence() {
+        let said = |pending, scheduled, retrying| {
+            waits_in_words(Some(&Depth { pending, scheduled, retrying, ..Depth::default() }))
+        };
+        assert_eq!(
+            (waits_in_words(None), said(0, 0, 0)),
+            ("Nothing waits for it.".into(), "Nothing waits for it.".into())
+        );
+        assert_eq!(said(1, 0, 0), "1 delivery waits for it.");
+        assert_eq!(said(1, 1, 1), "2 deliveries wait for it, and 1 is retrying.");
+        assert_eq!(said(0, 0, 2000), "2,000 deliveries are retrying.");
+    }
+
+    #[test]
     fn a_state_and_a_time_are_escaped() {
         assert!(!pill("<b>").contains("<b>"));
-        assert_eq!(moment("<b>"), "&lt;b&gt;");
+        assert_eq!(moment("<b>", ""), "&lt;b&gt;");
         assert_eq!(sentence_case("outcome_unknown"), "Outcome unknown");
         assert_eq!(
             typed("<b a='\"'>\u{202e}&"),

@@ -3,6 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use postcommit_server::ui::{Page, demo_pages};
 use postcommit_testkit::{Browser, Child, HttpClient};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -66,15 +67,28 @@ impl Demo {
 
     /// The token of another sign-in link.
     fn new_link(&self) -> String {
+        let link = self.run(&["keys", "login-link", "--tenant", "default", "--scope", "ops"]);
+        link.trim().split_once("token=").unwrap_or_else(|| panic!("{link}")).1.to_owned()
+    }
+
+    /// The key of an administrator of a tenant.
+    fn new_key(&self, tenant: &str) -> String {
+        let made = self.run(&["keys", "create", "walk", "--tenant", tenant, "--scope", "admin", "-o", "json"]);
+        let made: Value = serde_json::from_str(&made).unwrap_or_else(|e| panic!("{e}: {made}"));
+        text(&made, "token")
+    }
+
+    /// Runs a command on the database of the demo.
+    fn run(&self, words: &[&str]) -> String {
         let folder = self.folder.path().join(&self.demo_folders()[0]);
-        let made = Command::new(env!("CARGO_BIN_EXE_postcommit"))
-            .args(["keys", "login-link", "--tenant", "default", "--scope", "ops", "--database-url"])
+        let ran = Command::new(env!("CARGO_BIN_EXE_postcommit"))
+            .args(words)
+            .arg("--database-url")
             .arg(format!("sqlite:{}", folder.join("demo.db").display()))
             .current_dir(self.folder.path())
             .output()
             .unwrap();
-        let link = String::from_utf8(made.stdout).unwrap();
-        link.trim().split_once("token=").unwrap_or_else(|| panic!("{link}")).1.to_owned()
+        String::from_utf8(ran.stdout).unwrap()
     }
 
     fn ends(self) -> TempDir {
@@ -248,12 +262,50 @@ fn the_page_of_the_demo_leads_through_the_tour() {
         browser.click("form[action$='/demo/break'] button");
         browser.until("document.body.innerText.includes('Everything fails.')");
         picture(&browser, &format!("demo-broken-{width}-{theme}"));
+        for shown in ["light", "dark"] {
+            browser.prefer(shown);
+            assert_eq!(violations(&browser, &rules, &format!("/demo, broken, {shown}")), Vec::<String>::new());
+        }
+        // A value that the page does not offer comes back beside its slider.
+        browser.run(
+            "document.getElementById('mail_errors').max = 1000; document.getElementById('mail_errors').value = 900",
+        );
+        browser.click("form[action$='/demo/chaos'] button");
+        browser.until("document.getElementById('mail_errors-refused')");
+        for shown in ["dark", "light"] {
+            browser.prefer(shown);
+            assert_eq!(violations(&browser, &rules, &format!("/demo, refused, {shown}")), Vec::<String>::new());
+        }
         browser.click("form[action$='/demo/mend'] button");
         browser.until("!document.body.innerText.includes('Everything fails.')");
     }
     let other = crate::api::App::at_rest(crate::installation::Kind::Sqlite);
     let _ = other.ops().get("/demo").expect(404);
     assert!(!other.ops().get("/").expect(200).text().contains("href=\"/demo\""));
+}
+
+/// The fakes belong to all tenants, so a person of one tenant sees and changes nothing of them.
+#[test]
+fn c15_the_pages_of_the_demo_are_for_people_who_see_all_tenants() {
+    let demo = Demo::start(&[]);
+    demo.wait_for("state=sent&tenant=bakery");
+    let visit = |client: &HttpClient, page: &Page| match page.method {
+        "GET" => client.get(page.path),
+        _ => client.send_as("application/x-www-form-urlencoded", "POST", page.path, b""),
+    };
+    let nobody = HttpClient::new(demo.url.strip_prefix("http://").unwrap().parse().unwrap());
+    let of_one = nobody.clone().key(&demo.new_key("bakery"));
+    assert_eq!(demo_pages().len(), 4);
+    for page in demo_pages() {
+        let answer = visit(&of_one, &page);
+        let said = answer.text();
+        assert_eq!(answer.status, 403, "{}: {said}", page.path);
+        assert!(!said.contains("guest.example") && !said.contains("href=\"/demo\""), "{}: {said}", page.path);
+        let answer = visit(&nobody, &page);
+        assert_eq!((answer.status, answer.header("location").map(|to| to.starts_with("/login"))), (303, Some(true)));
+        let served = if page.method == "GET" { 200 } else { 303 };
+        assert_eq!(visit(&demo.client(), &page).status, served, "{}", page.path);
+    }
 }
 
 /// The three steps of the README, with a browser alone: one is delivered, everything breaks, and what was parked arrives

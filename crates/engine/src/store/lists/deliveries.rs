@@ -57,7 +57,13 @@ impl<'a> DeliveryList<'a> {
     fn notification_conditions(&self, parameters: &mut SqlParameters) -> String {
         let f = self.filter;
         let mut on = String::new();
-        for (column, wanted) in [("entity", &f.entity), ("event_type", &f.event_type), ("source ->> 'site'", &f.site)] {
+        let columns = [
+            ("entity", &f.entity),
+            ("event_type", &f.event_type),
+            ("source ->> 'site'", &f.site),
+            ("correlation_id", &f.correlation_id),
+        ];
+        for (column, wanted) in columns {
             if let Some(wanted) = wanted {
                 on.push_str(&format!(" AND note.{column} = {}", parameters.add(wanted.as_str())));
             }
@@ -264,7 +270,7 @@ impl ListQuery for DeliveryList<'_> {
             [&f.reason, &f.channel, &f.provider, &f.event_type, &f.error_code, &f.error_class, &f.recipient, &f.list]
                 .iter()
                 .any(|wanted| wanted.is_some());
-        let narrow = narrow || f.captured;
+        let narrow = narrow || f.captured || f.correlation_id.is_some();
         if narrow || f.attempts.is_some() || f.unclear.is_some() || !f.states.is_empty() || !f.words.is_empty() {
             limit.saturating_mul(SPARE)
         } else {

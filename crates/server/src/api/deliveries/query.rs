@@ -80,6 +80,10 @@ pub struct DeliveryQuery {
     #[schema(max_length = 2048)]
     #[serde(alias = "target")]
     recipient: Option<String>,
+    /// Only deliveries whose notification has this correlation id.
+    #[param(max_length = 255)]
+    #[schema(max_length = 255)]
+    correlation_id: Option<String>,
     /// `true`: only deliveries that may have arrived although the outcome is unknown. `false`: only deliveries without
     /// an unclear attempt.
     unclear: Option<bool>,
@@ -110,6 +114,7 @@ impl DeliveryQuery {
             ("entity", self.entity.as_deref()),
             ("site", self.site.as_deref()),
             ("list", self.list.as_deref()),
+            ("correlation_id", self.correlation_id.as_deref()),
             ("error_code", self.error_code.as_deref()),
         ];
         check_lengths(&names, limits::NAME_CHARS)?;
@@ -132,6 +137,7 @@ impl DeliveryQuery {
             error_code: self.error_code,
             error_class: self.error_class.map(|class| class.name().to_owned()),
             recipient: self.recipient,
+            correlation_id: self.correlation_id,
             unclear: self.unclear,
             stuck: self.stuck.unwrap_or(false).then_some(stuck_after),
             ..DeliveryFilter::default()

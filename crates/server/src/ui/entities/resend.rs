@@ -1,13 +1,13 @@
 //! Sends a message for an entity again, over any channel: with the text that was sent, or with the current text of a
 //! template.
 
-use axum::extract::State;
+use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use minijinja::context;
 use postcommit::{Recipient, channel_name};
 use postcommit_channel::model::Routes;
-use postcommit_engine::store::{Resend, TemplateFilter};
+use postcommit_engine::store::{Original, Resend, TemplateFilter};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -32,16 +32,29 @@ const KINDS: [(&str, &str); 6] = [
     ("webhook", "Webhook URL"),
 ];
 /// The names of the fields of the form.
-const NAMES: [&str; 5] = ["channel", "template", "event_type", "kind", "recipient"];
+const NAMES: [&str; 6] = ["channel", "template", "event_type", "kind", "recipient", "of"];
 
 /// Shows the form.
 pub async fn page(
     State(app): State<AppState>,
     visitor: Visitor,
     EntityId(entity): EntityId,
+    RawQuery(query): RawQuery,
 ) -> Result<Response, ProblemPage> {
     check(&app, &visitor, &entity).await?;
-    draw(&app, &visitor, &entity, &Fields::default(), None).await
+    draw(&app, &visitor, &entity, &Fields::of_query(query.as_deref().unwrap_or_default()), None).await
+}
+
+/// Returns the URL of the form that sends a notification about an entity again.
+pub fn of_notification(entity: &str, id: Uuid) -> String {
+    let form = address(entity, "/resend");
+    format!("{form}{}of={id}", if form.contains('?') { '&' } else { '?' })
+}
+
+/// The notification that the form names. Without one, the newest one about the entity is sent again.
+fn original(fields: &Fields) -> Result<Option<Uuid>, Problem> {
+    let wrong = |_| Problem::invalid("of", "is not the id of a notification");
+    fields.get("of").map(|id| id.parse().map_err(wrong)).transpose()
 }
 
 /// Asks for a confirmation, then sends. A message that cannot be sent is refused before the question.
@@ -97,7 +110,7 @@ fn wish(entity: &str, fields: &Fields) -> Result<Resend, Problem> {
         event_type: text("event_type"),
         template: text("template"),
         recipient: recipient.transpose()?,
-        of: None,
+        of: original(fields)?.map(|notification| Original { notification, n: None }),
         // The confirmation form contains this id. If the form is posted twice, both posts have the same id, so only one
         // copy is sent.
         request_id: text("request_id").unwrap_or_else(|| Uuid::now_v7().to_string()),
@@ -110,6 +123,7 @@ async fn ready(app: &App, visitor: &Visitor, wish: &Resend) -> Result<(), Proble
     let copied = visitor.caller.store_of_one(app).copied(visitor.caller.tenant(), wish).await.map_err(Problem::from)?;
     match copied {
         Some(_) => Ok(()),
+        None if wish.of.is_some() => Err(Problem::not_found("notification of this entity")),
         None => Err(Problem::invalid("event_type", "has no notification about this entity; choose another one")),
     }
 }
@@ -119,6 +133,7 @@ fn question(fields: &Fields, visitor: &Visitor, wish: &Resend) -> Question {
     repeated.push(("request_id".into(), wish.request_id.clone()));
     let what = match &wish.template {
         Some(template) => format!("The current text of the template {template}, with the newest event about it,"),
+        None if wish.of.is_some() => "This notification".into(),
         None => "The last message about it".into(),
     };
     let whom = match &wish.recipient {
@@ -134,7 +149,10 @@ fn question(fields: &Fields, visitor: &Visitor, wish: &Resend) -> Question {
         button: "Send".into(),
         action: address(&wish.entity, "/resend"),
         fields: repeated,
-        back: visitor.link(&address(&wish.entity, "/resend")),
+        back: visitor.link(&match wish.of {
+            Some(of) => of_notification(&wish.entity, of.notification),
+            None => address(&wish.entity, "/resend"),
+        }),
         ..Question::default()
     }
 }
@@ -163,6 +181,7 @@ async fn draw(
     let templates = store.template_rows(&filter).await?;
     let templates: Vec<(String, String)> =
         templates.into_iter().map(|template| (template.draft.id, template.draft.channel)).collect();
+    let of = original(fields)?;
     let value = |name: &str| fields.get(name).unwrap_or_default().to_owned();
     let (about, said) = match &problem {
         Some(problem) => (problem.field().unwrap_or_default().to_owned(), problem.to_string()),
@@ -170,7 +189,9 @@ async fn draw(
     };
     let about = if about.starts_with("recipient") { "recipient".to_owned() } else { about };
     let content = context! {
-        page => address(entity, ""), action => address(entity, "/resend"), entity,
+        page => of.map_or_else(|| address(entity, ""), |of| format!("/notifications/{of}")),
+        of => of.map(|of| of.to_string()),
+        action => address(entity, "/resend"), entity,
         channels => shown(Routes(&providers).channels().into_iter().map(str::to_owned).collect::<Vec<_>>()),
         templates => shown(templates),
         kinds => shown(KINDS),

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::super::acts::{Done, Fields, Posted, see};
 use super::super::confirm::{Choice, Question};
 use super::super::frame::Visitor;
-use super::super::notifications::row::Row;
+use super::super::notifications::row::rows;
 use super::super::words::{counted, grouped};
 use super::WAITING;
 use crate::app::{App, AppState};
@@ -64,7 +64,7 @@ pub async fn mark_delivered(
             button: "Mark as delivered".into(),
             action: "/deliveries/mark-delivered".into(),
             fields: fields.repeated(&["id", "back"]),
-            rows: vec![row.into()],
+            rows: rows(&app, &visitor, vec![row]).await?,
             back: fields.back(),
             ..Question::default()
         };
@@ -103,7 +103,7 @@ pub async fn cancel(
             limit: SHOWN,
             ..DeliveryFilter::of_notification(uuid)
         };
-        let rows: Vec<Row> = store.delivery_rows(&filter).await?.rows.into_iter().map(Row::from).collect();
+        let rows = rows(&app, &visitor, store.delivery_rows(&filter).await?.rows).await?;
         let others = waiting - i64::try_from(rows.len()).unwrap_or(0);
         let question = Question {
             title: format!("Cancel {} of this notification?", counted(waiting)),
@@ -238,7 +238,7 @@ async fn ask_to_resend(
         button: "Send a copy".into(),
         action: format!("/notifications/{}/resend", note.id),
         fields: repeated,
-        rows: vec![row.into()],
+        rows: rows(app, visitor, vec![row]).await?,
         back: fields.back(),
         ..Question::default()
     };

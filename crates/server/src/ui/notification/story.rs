@@ -171,7 +171,18 @@ fn of_one(row: &DeliveryRow) -> String {
             "It may have arrived: {error}. Ask {provider} or the recipient. Mark it as delivered if it arrived; a retry sends it again."
         ),
         ("parked", _) => format!("It cannot be sent as things are set up: {error}. Correct that, then retry it."),
+        ("discarded", _) if row.unclear => {
+            "A person discarded it. Its outcome is unknown: an earlier attempt may have arrived. It is not sent again."
+                .into()
+        }
         ("discarded", _) => "A person discarded it; it is not sent.".into(),
+        ("cancelled", _) if row.unclear => {
+            "It was cancelled. Its outcome is unknown: an earlier attempt may have arrived. It is not sent again."
+                .into()
+        }
+        ("expired", _) if row.unclear => {
+            "It expired. Its outcome is unknown: an earlier attempt may have arrived. It is not sent again.".into()
+        }
         ("cancelled", _) => "It was cancelled before it was sent.".into(),
         ("expired", _) => "It expired before it could be sent.".into(),
         ("skipped", _) => format!("It was left out: {error}."),

@@ -15,11 +15,12 @@ use crate::read::check_lengths;
 use crate::ui::words::sentence_case;
 
 /// The fields of the filter and their labels.
-const FIELDS: [(&str, &str); 18] = [
+const FIELDS: [(&str, &str); 19] = [
     ("state", "State"),
     ("title", "Words"),
     ("entity", "Entity"),
     ("recipient", "Recipient"),
+    ("correlation_id", "Correlation id"),
     ("channel", "Channel"),
     ("event_type", "Event type"),
     ("provider", "Provider"),
@@ -37,11 +38,12 @@ const FIELDS: [(&str, &str); 18] = [
 ];
 
 /// The qualifiers of the search field, and the fields that they become.
-const QUALIFIERS: [(&str, &str); 15] = [
+const QUALIFIERS: [(&str, &str); 16] = [
     ("state", "state"),
     ("entity", "entity"),
     ("to", "recipient"),
     ("recipient", "recipient"),
+    ("correlation", "correlation_id"),
     ("channel", "channel"),
     ("type", "event_type"),
     ("event_type", "event_type"),
@@ -122,6 +124,10 @@ impl Filter {
 
     /// Converts the text of the search field into fields of the filter.
     fn search(&mut self, text: &str) {
+        if let Some(number) = phone_number(text) {
+            self.set("recipient", &number);
+            return self.unset("title");
+        }
         let mut words = Vec::new();
         for word in text.split_whitespace() {
             let field = word.split_once(':').and_then(|(name, value)| {
@@ -135,6 +141,7 @@ impl Filter {
                 None if word.parse::<DeliveryId>().is_ok() => {
                     self.set("notification_id", word.split('.').next().unwrap_or(word));
                 }
+                None if is_address(word) => self.set("recipient", word),
                 None => words.push(word),
             }
         }
@@ -264,6 +271,7 @@ impl Filter {
             site: self.owned("site"),
             list: self.owned("list"),
             recipient: self.owned("recipient"),
+            correlation_id: self.owned("correlation_id"),
             error_code: self.owned("error_code"),
             notification_id: self.id()?,
             from,
@@ -308,6 +316,23 @@ impl Filter {
     fn time(&self, name: &str) -> Result<Option<Timestamp>, Problem> {
         self.owned(name).map(|value| time(name, &value)).transpose()
     }
+}
+
+/// Whether a word of the search is a mail address or a URL, which is never a word of a title.
+fn is_address(word: &str) -> bool {
+    let is_mail = word.rsplit_once('@').is_some_and(|(name, domain)| {
+        !name.is_empty() && domain.contains('.') && !domain.starts_with('.') && !domain.ends_with('.')
+    });
+    is_mail || word.starts_with("https://") || word.starts_with("http://")
+}
+
+/// Returns the phone number that the whole search is, without its spaces, hyphens and parentheses. A number needs its
+/// plus sign or the prefix 00, because other digits may be words of a title.
+fn phone_number(search: &str) -> Option<String> {
+    let joined: String = search.chars().filter(|c| !" -.()/".contains(*c)).collect();
+    let digits = joined.strip_prefix('+').or_else(|| joined.strip_prefix("00"))?;
+    let is_number = (7..=15).contains(&digits.len()) && digits.chars().all(|c| c.is_ascii_digit());
+    is_number.then(|| format!("+{digits}"))
 }
 
 /// Returns the value of a field of the filter in words.
@@ -375,6 +400,22 @@ mod tests {
             Filter::read(&format!("q={id}.3")).unwrap().unwrap_err(),
             format!("/notifications?notification_id={id}")
         );
+        // A plain address or phone number is a recipient.
+        for (typed, recipient) in [
+            ("ada%40example.com", "ada%40example.com"),
+            ("%2B91+98765-43210", "%2B919876543210"),
+            ("0091+98765+43210", "%2B919876543210"),
+            ("https%3A%2F%2Fhooks.example.com%2Fx", "https%3A%2F%2Fhooks.example.com%2Fx"),
+        ] {
+            let to = Filter::read(&format!("q={typed}&title=old")).unwrap().unwrap_err();
+            assert_eq!(to, format!("/notifications?recipient={recipient}"));
+        }
+        for word in ["ada%40home", "12345678", "007", "%40x.y", "%2B12"] {
+            assert_eq!(
+                Filter::read(&format!("q={word}")).unwrap().unwrap_err(),
+                format!("/notifications?title={word}")
+            );
+        }
         // A text with a colon that is no qualifier is a word. A new search replaces the words of the previous one.
         assert_eq!(Filter::read("q=re:+x&title=old").unwrap().unwrap_err(), "/notifications?title=re%3A+x");
     }

@@ -5,6 +5,10 @@ use postcommit_channel::clock;
 use postcommit_engine::store::DeliveryRow;
 use serde::Serialize;
 
+use crate::app::App;
+use crate::problem::Problem;
+use crate::templates::subjects::render_subjects;
+use crate::ui::frame::Visitor;
 use crate::ui::words::{dotted, sentence_case};
 
 /// The beginning of the store's text for a delivery that waits for its due time. The row shows the time instead.
@@ -32,12 +36,24 @@ pub struct Row {
     pub captured: bool,
 }
 
+/// Returns the rows of deliveries, with the subjects that templates render.
+pub async fn rows(app: &App, visitor: &Visitor, mut found: Vec<DeliveryRow>) -> Result<Vec<Row>, Problem> {
+    render_subjects(&visitor.store(app), visitor.caller.whose(), &mut found).await?;
+    Ok(found.into_iter().map(Row::from).collect())
+}
+
+/// What a delivery is about: its title, or else its event type and its entity.
+pub fn what(row: &DeliveryRow) -> String {
+    let named = || dotted([Some(row.event_type.clone()), row.entity.clone()]);
+    row.title.clone().filter(|title| !title.trim().is_empty()).unwrap_or_else(named)
+}
+
 impl From<DeliveryRow> for Row {
     fn from(row: DeliveryRow) -> Self {
         let is_live = ["pending", "sending", "retrying"].contains(&row.state.as_str());
         Self {
             href: format!("/notifications/{}?n={}", row.notification_id, row.n),
-            what: row.title.clone().unwrap_or_else(|| row.event_type.clone()),
+            what: what(&row),
             why: why(&row),
             next: later(&row).map(|at| at.to_string()),
             next_label: if row.state == "retrying" { "next try" } else { "due" },
@@ -63,12 +79,11 @@ fn later(row: &DeliveryRow) -> Option<Timestamp> {
 /// Why a delivery is in its state, in a few words.
 pub fn why(row: &DeliveryRow) -> String {
     let error = || row.last_error.clone().or_else(|| row.error_code.as_deref().map(sentence_case));
-    let entity = row.entity.as_ref().map(|entity| format!("entity {entity}"));
+    let unclear = || row.unclear.then(|| "it may have arrived".to_owned());
+    // Without a title, `what` names the entity.
+    let entity = row.entity.as_ref().filter(|_| row.title.is_some()).map(|entity| format!("entity {entity}"));
     match row.state.as_str() {
-        "parked" => {
-            let unclear = row.unclear.then(|| "it may have arrived".to_owned());
-            dotted([error().or_else(|| row.reason.as_deref().map(sentence_case)), unclear])
-        }
+        "parked" => dotted([error().or_else(|| row.reason.as_deref().map(sentence_case)), unclear()]),
         "retrying" => {
             let due = later(row).is_none().then(|| row.waits_for.as_ref().map(|what| format!("due, waits for {what}")));
             dotted([error(), due.flatten()])
@@ -81,6 +96,6 @@ pub fn why(row: &DeliveryRow) -> String {
         "sent" | "delivered" => {
             dotted([row.warning.clone(), entity, row.captured.then(|| "captured, not sent".to_owned())])
         }
-        _ => dotted([error(), entity]),
+        _ => dotted([error(), unclear(), entity]),
     }
 }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::Attention;
 use super::latency::{Latencies, in_words};
 use crate::ui::frame::with_tenant;
-use crate::ui::words::{dotted, grouped, relative, segment};
+use crate::ui::words::{dotted, grouped, relative, segment, waiting_of, waits_in_words};
 
 /// The maximum number of lanes that are shown.
 pub const LANES: usize = 12;
@@ -32,8 +32,9 @@ pub struct Lane {
     success: String,
     latency: String,
     waiting: i64,
-    /// The URL of the list of the lane's deliveries.
-    href: String,
+    retrying: i64,
+    /// What waits for the lane, in words.
+    waits: String,
     /// The URL of the provider's page.
     page: String,
 }
@@ -41,24 +42,20 @@ pub struct Lane {
 impl Lane {
     /// Returns what a person should know about a closed lane.
     pub fn attention(&self) -> Option<Attention> {
-        let waiting = match self.waiting {
-            0 => "Nothing waits for it.".into(),
-            1 => "1 delivery waits.".into(),
-            waiting => format!("{} deliveries wait.", grouped(waiting)),
-        };
         let (tint, label, advice) = match self.closed? {
             "paused" => ("bad", "Lane paused", "Mend the cause, then resume the provider; nothing is lost."),
             "held" if self.is_tripped => (
                 "warn",
-                "Breaker open",
+                "Breaker tripped",
                 "The provider failed several times in a row. It is probed by itself; a resume of the provider ends the wait.",
             ),
             "held" => ("warn", "Lane held", "The provider asked to wait; it goes on by itself."),
             _ => return None,
         };
-        let says = format!("{}: {}. {waiting}", self.name, self.reason.trim_end_matches('.'));
-        let href = Some(format!("{}&state=pending,retrying", self.href));
-        Some(Attention { tint, label, says, advice: advice.into(), href, open: "See deliveries" })
+        let of = self.tenant.as_ref().map(|tenant| format!(" ({tenant})")).unwrap_or_default();
+        let says = format!("{}{of}: {}. {}", self.name, self.reason.trim_end_matches('.'), self.waits);
+        let href = Some(self.page.clone());
+        Some(Attention { tint, label, says, advice: advice.into(), href, open: "Open the provider" })
     }
 }
 
@@ -119,13 +116,13 @@ fn lane(provider: &Provider, tenant: Option<String>, group: Option<&KpiGroup>, m
         (Some(reason), _) => (Some("paused"), reason.clone()),
         (None, Some(until)) => {
             let goes_on = format!("goes on {}", relative(until.as_micros() - clock::now().as_micros()));
-            let breaker = provider.hold_reason.as_ref().map(|reason| format!("breaker open: {reason}"));
+            let breaker = provider.hold_reason.as_ref().map(|reason| format!("breaker tripped: {reason}"));
             (Some("held"), dotted([breaker, Some(goes_on)]))
         }
         (None, None) if provider.is_tripped() => (Some("probing"), String::new()),
         (None, None) => (None, String::new()),
     };
-    let name: String = form_urlencoded::byte_serialize(provider.name.as_bytes()).collect();
+    let depth = group.map(|group| &group.kpi.queue);
     Lane {
         name: provider.name.clone(),
         channel: if provider.channel == "*" { "every channel".into() } else { provider.channel.clone() },
@@ -137,8 +134,9 @@ fn lane(provider: &Provider, tenant: Option<String>, group: Option<&KpiGroup>, m
         reason,
         success: success(group),
         latency: median.map_or_else(|| "–".into(), in_words),
-        waiting: group.map_or(0, |group| group.kpi.queue.total),
-        href: format!("/notifications?provider={name}"),
+        waiting: depth.map_or(0, waiting_of),
+        retrying: depth.map_or(0, |depth| depth.retrying),
+        waits: waits_in_words(depth),
     }
 }
 

@@ -3,10 +3,10 @@
 use postcommit::Timestamp;
 use postcommit_channel::clock;
 use postcommit_channel::model::Provider;
-use postcommit_engine::store::{Lacking, UnopenedLane};
+use postcommit_engine::store::{Depth, Lacking, UnopenedLane};
 use serde::Serialize;
 
-use crate::ui::words::{grouped, relative, sentence_case};
+use crate::ui::words::{relative, sentence_case, waits_in_words};
 
 /// The state of a lane.
 #[derive(Serialize)]
@@ -88,12 +88,8 @@ impl LaneState {
     }
 
     /// The state in a sentence, and what to do.
-    pub fn sentence(&self, waiting: i64) -> String {
-        let waits = match waiting {
-            0 => "Nothing waits for it.".into(),
-            1 => "1 delivery waits for it.".into(),
-            waiting => format!("{} deliveries wait for it.", grouped(waiting)),
-        };
+    pub fn sentence(&self, depth: Option<&Depth>) -> String {
+        let waits = waits_in_words(depth);
         if self.reason.is_empty() {
             return format!("It is open. {waits}");
         }

@@ -134,9 +134,12 @@ pub async fn roll_back(
     let wrong = || Problem::invalid("version", "is not the number of a version");
     let act = |version: i32| Act {
         name: "roll-back",
-        title: format!("Save version {version} again?"),
-        says: format!("The texts of version {version} become a new version, with the layouts as they are now."),
-        button: "Save it again",
+        title: format!("Roll back to version {version}?"),
+        says: format!(
+            "The texts of version {version} are saved as a new version, with the layouts as they are now. An active template \
+             uses it immediately."
+        ),
+        button: "Roll back",
         is_final: false,
         done: "template-saved",
     };
@@ -149,8 +152,11 @@ pub async fn roll_back(
     if let Some(question) = asked((&app, &visitor), &id, &fields, &act).await? {
         return Ok(question);
     }
-    let back =
-        Change { from_version: Some(version), note: Some(format!("version {version} again")), ..Change::default() };
+    let back = Change {
+        from_version: Some(version),
+        note: Some(format!("rolled back to version {version}")),
+        ..Change::default()
+    };
     change(&app, &visitor, &id, &back).await?;
     Ok(see(Done::one(act.done).at(&visitor.link(&path(&id)))))
 }

@@ -48,6 +48,67 @@ fn plant_people_and_templates(desk: &Desk) {
         .expect(201);
 }
 
+/// Opens the pages that only a form leads to, one after another: what is shown once, and forms that were refused. Each has a
+/// name and words that it shows.
+fn form_pages(desk: &Desk) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let steps: [(&str, &str, &dyn Fn(&Desk)); 9] = [
+        ("a secret", "It is not shown again", &|desk| {
+            desk.open("/keys?tenant=default");
+            desk.fill("#name", "Bookings");
+            desk.click("#key-enqueue");
+            desk.press("Create the key");
+        }),
+        ("a refused key", "at least one is needed", &|desk| {
+            desk.open("/keys?tenant=default");
+            desk.fill("#name", "Bookings");
+            desk.press("Create the key");
+        }),
+        ("a callback", "Treat the URL as a secret.", &|desk| {
+            desk.open("/providers/texts?tenant=default");
+            desk.press("Show the URL");
+        }),
+        ("an editor with errors", "Nothing was saved.", &|desk| {
+            desk.open("/templates/confirmed?tenant=default");
+            desk.fill("#f-html", "{{ guest");
+            desk.press("Save and use immediately");
+        }),
+        ("a refused user", "Nothing was saved.", &|desk| {
+            desk.open("/users?new=yes&tenant=default");
+            desk.fill("#f-id", "43");
+            desk.fill("#f-email", "nobody");
+            desk.press("Create the user");
+        }),
+        ("a refused provider", "must be a whole number", &|desk| {
+            desk.open("/providers/new/capture?tenant=default");
+            desk.fill("#f-name", "other");
+            desk.fill("[id='f-concurrency']", "many");
+            desk.press("Add the provider");
+        }),
+        ("a refused event type", "Declare", &|desk| {
+            desk.open("/event-types?tenant=default");
+            desk.press("Declare an event type");
+            desk.fill("#name", "good");
+            desk.press("Declare");
+        }),
+        ("a refused suppression", "Suppress an address", &|desk| {
+            desk.open("/suppressions?tenant=default");
+            desk.press("Suppress an address");
+            desk.fill("#f-address", "nobody");
+            desk.fill("#f-channel", "email");
+            desk.fill("#f-reason", "bounced");
+            desk.press("Suppress the address");
+        }),
+        ("a refused resend", "The channel is missing; choose one.", &|desk| {
+            desk.open("/entities/1/resend?tenant=default");
+            desk.press("Send…");
+        }),
+    ];
+    steps.into_iter().map(|(what, words, open)| {
+        open(desk);
+        (what, words)
+    })
+}
+
 #[test]
 fn axe_finds_no_violation_on_any_page_in_both_themes() {
     let rules = axe();
@@ -119,6 +180,32 @@ fn axe_finds_no_violation_on_any_page_in_both_themes() {
             desk.press("Retry all 2 that match…");
             desk.says("Retry 2 deliveries?");
             wrong.extend(check(&desk, &rules, &format!("a question at {width}, {theme}")));
+        }
+        assert_eq!(wrong, Vec::<String>::new());
+    }
+}
+
+#[test]
+fn axe_finds_no_violation_on_what_a_form_leads_to_in_both_themes() {
+    let rules = axe();
+    for width in [1280, 390] {
+        let desk = Desk::with(Kind::Sqlite, &[], width);
+        desk.plant();
+        plant_people_and_templates(&desk);
+        let _ = desk.app.ops().post("/v1/event-types?tenant=default", &json!({"name": "good"})).expect(201);
+        let takes_callbacks = json!({
+            "name": "texts", "driver": "vonage", "settings": {"from": "Hotel"},
+            "secrets": {"api_key": "abc123", "api_secret": "hush_0123456789"},
+        });
+        let _ = desk.app.ops().post("/v1/providers?tenant=default", &takes_callbacks).expect(201);
+        let mut wrong = vec![];
+        for theme in ["light", "dark"] {
+            desk.browser.prefer(theme);
+            for (what, words) in form_pages(&desk) {
+                desk.says(words);
+                desk.picture(&format!("{}-{width}-{theme}", what.replace(' ', "-")));
+                wrong.extend(check(&desk, &rules, &format!("{what} at {width}, {theme}")));
+            }
         }
         assert_eq!(wrong, Vec::<String>::new());
     }

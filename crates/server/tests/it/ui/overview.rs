@@ -43,9 +43,10 @@ fn e10_the_overview_shows_numbers_lanes_and_what_needs_a_person() {
     let says = desk.browser.run("return document.querySelector('.says').textContent");
     assert!(says.as_str().unwrap().contains("<script>window.hurt = 1</script>"), "{says}");
     desk.is_unhurt();
-    desk.press("See deliveries");
-    desk.until("location.search.includes('provider=catcher')");
-    desk.says("Booking 3 confirmed");
+    desk.says("1 delivery waits for it.");
+    desk.press("Open the provider");
+    desk.until("location.pathname === '/providers/catcher'");
+    desk.says("1 delivery waits for it.");
     desk.open("/?range=9y");
     desk.says("allowed are 1h, 24h and 48h");
 }
@@ -74,8 +75,8 @@ fn lanes_that_need_a_person_come_first_and_numbers_open_what_they_count() {
     assert!(place("p12").unwrap() < place("p11").unwrap() && place("p11").unwrap() < place("p01").unwrap(), "{lanes}");
     assert!(lanes.contains(">probing</b>") && lanes.contains("rate: 20 of 20 free"), "{lanes}");
     assert!(place("p00").is_none() && lanes.contains("and 3 more"), "{lanes}");
-    assert!(page.contains("Breaker open") && page.contains("breaker open: five failures in a row"), "{page}");
-    assert!(page.contains("/notifications?provider=p13&amp;state=pending,retrying"), "{page}");
+    assert!(page.contains("Breaker tripped") && page.contains("breaker tripped: five failures in a row"), "{page}");
+    assert!(page.contains("<a class=\"button\" href=\"/providers/p13\">Open the provider</a>"), "{page}");
     assert!(page.contains("/notifications?state=sent,delivered&amp;since=48h"), "{page}");
     let _ = client.get("/notifications?state=sent,delivered&since=48h").expect(200);
 }

@@ -67,7 +67,8 @@ fn c9_edit_preview_and_publish(desk: &Desk) {
     desk.until("document.querySelector('#preview h3')?.innerText === 'Welcome Bob'");
     desk.fill("#f-subject", "Your stay, {{ guestName }}");
     desk.fill("#f-note", "friendlier");
-    desk.press("Save");
+    desk.says("Notifications that are expanded after the save use the new version.");
+    desk.press("Save and use immediately");
     desk.says("Save this template?");
     desk.says("1 notification of its event type waits and will use the change.");
     desk.picture("template-asks");
@@ -87,8 +88,13 @@ fn c9_edit_preview_and_publish(desk: &Desk) {
     desk.picture("versions");
     desk.click(".lines li:nth-child(2) a");
     desk.says("Version 1 is the first");
-    desk.press("Save version 1 again…");
-    desk.press("Save it again");
+    desk.says("Roll back to version 1…");
+    // The list itself rolls back, too.
+    desk.open("/templates/confirmed/versions");
+    assert_eq!(desk.count(".versions li:first-child button"), 0, "the version in use has no button");
+    desk.click("[aria-label='Roll back to version 1…']");
+    desk.says("Roll back to version 1?");
+    desk.press("Roll back");
     desk.says("The template is saved as a new version.");
     assert_eq!(value("subject"), "Welcome {{ guestName }}");
     desk.says("Versions (3)");
@@ -231,7 +237,7 @@ fn a_hostile_template_does_not_break_its_pages() {
     desk.press("Preview");
     desk.until("document.querySelector('#preview .bubble')?.innerText.startsWith('</textarea>')");
     desk.is_unhurt();
-    desk.press("Save");
+    desk.press("Save and use immediately");
     desk.press("Save the template");
     desk.says("The template is saved as a new version.");
     assert_eq!(desk.browser.run("return document.querySelector('#f-text').value"), json!(format!("</textarea>{text}")));
