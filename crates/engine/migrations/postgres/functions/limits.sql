@@ -44,7 +44,8 @@ BEGIN
   END;
 END $$;
 
--- Returns the short fields of a notification in one line, for plainly_kept.
+-- Returns the short fields of a notification in one line, for plainly_kept. Together they may have 255 bytes there, so a field with a
+-- lower limit must not be among them.
 CREATE OR REPLACE FUNCTION postcommit.short_fields(event_type text, idempotency_key text, entity text, topic text,
     correlation_id text, title text, channels text[]) RETURNS text LANGUAGE sql STABLE
   RETURN concat_ws(E'\t', event_type, idempotency_key, entity, topic, correlation_id, title, channels);

@@ -155,3 +155,20 @@ impl Claimed {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_statements_of_cancel_copy_every_fact() {
+        for (cancel, alias) in [
+            (include_str!("../../../migrations/postgres/functions/cancel.sql"), "t"),
+            (include_str!("../../../migrations/sqlite/functions/cancel.sql"), "q"),
+        ] {
+            for column in Facts::COLUMNS {
+                assert!(cancel.contains(&format!("{alias}.{},", column.name)), "cancel.sql leaves out {}", column.name);
+            }
+        }
+    }
+}

@@ -313,3 +313,20 @@ fn shared(s: &Settlement) -> Shared<'_> {
         kept: s.is_kept_in_ledger(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Facts that only a target with a row of its own can have. A target that is sent from its notification's row has the
+    /// facts that are parameters of settle, and no others.
+    const OF_OWN_ROWS: [&str; 6] = ["template", "template_version", "language", "user_id", "context", "send_key"];
+
+    #[test]
+    fn each_fact_is_a_parameter_of_settle_or_belongs_to_targets_with_rows_of_their_own() {
+        for column in Facts::COLUMNS {
+            let is_parameter = settled(column.name).starts_with("coalesce");
+            assert!(is_parameter != OF_OWN_ROWS.contains(&column.name), "decide where {} belongs", column.name);
+        }
+    }
+}
