@@ -2,15 +2,17 @@
 //! neither read the session's CSRF token nor fake this server's origin.
 
 use axum::body::{Body, Bytes};
+use axum::extract::rejection::BytesRejection;
 use axum::extract::{FromRequest, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, Method, header};
+use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use percent_encoding::percent_decode;
 use postcommit_channel::secret::Secret;
 use postcommit_engine::store::Session;
 
-use crate::problem::{Problem, ProblemKind};
+use crate::problem::{Problem, ProblemKind, ProblemPage};
 
 /// The header in which the scripts of our pages send the token.
 pub const HEADER: &str = "x-csrf-token";
@@ -53,14 +55,38 @@ pub async fn keep_form_token(request: Request, next: Next) -> Response {
         return next.run(request).await;
     }
     let (mut parts, body) = request.into_parts();
-    let bytes = match Bytes::from_request(Request::new(body), &()).await {
+    let bytes = match Bytes::from_request(Request::new(body), &()).await.map_err(refused_form) {
         Ok(bytes) => bytes,
-        Err(rejection) => return Problem::from(rejection).into_response(),
+        Err(problem) => return ProblemPage::from(problem).into_response(),
     };
+    if let Some(field) = not_utf8(&bytes) {
+        let detail = "is not UTF-8; type it again, or paste it as plain text";
+        return ProblemPage::from(Problem::invalid(field, detail)).into_response();
+    }
     if let Some((_, token)) = form_urlencoded::parse(&bytes).find(|(name, _)| name == FIELD) {
         parts.extensions.insert(FormToken(Secret::new(token)));
     }
     next.run(Request::from_parts(parts, Body::from(bytes))).await
+}
+
+fn refused_form(rejection: BytesRejection) -> Problem {
+    match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => Problem::new(
+            ProblemKind::TooLarge,
+            "the form has more than 2,097,152 bytes, which is the limit; shorten a field",
+        ),
+        _ => rejection.into(),
+    }
+}
+
+/// Returns the first field of a form whose value is not UTF-8. Such a value would be stored with other characters.
+fn not_utf8(form: &[u8]) -> Option<String> {
+    form.split(|byte| *byte == b'&').find_map(|pair| {
+        let place = pair.iter().position(|byte| *byte == b'=')?;
+        let (name, value) = pair.split_at(place);
+        let is_broken = percent_decode(value).decode_utf8().is_err();
+        is_broken.then(|| percent_decode(name).decode_utf8_lossy().into_owned())
+    })
 }
 
 fn is_form(headers: &HeaderMap) -> bool {

@@ -158,3 +158,16 @@ fn a_question_leads_back_and_its_frame_leads_to_pages() {
     has(&ops.client.get("/deliveries/retry").expect(405).text(), &["<a href=\"/\">Open the overview</a>"]);
     has(&ops.client.get("/notifications?until=soon").expect(422).text(), &["<p>Until: is ", "write a time in UTC"]);
 }
+
+#[test]
+fn a_form_that_is_too_large_or_not_utf8_is_refused_by_a_page() {
+    let app = app_with_parked(0, 1);
+    let ops = Person::of(&app, "ops");
+    let large = ops.post("/deliveries/retry", &[("filter", &"x".repeat(2_097_152))]).expect(413).text();
+    has(&large, &["<!doctype html>", "the form has more than 2,097,152 bytes"]);
+    let body = format!("csrf_token={}&filter=caf%E9", ops.csrf);
+    let form = "application/x-www-form-urlencoded";
+    let broken = ops.client.send_as(form, "POST", "/deliveries/retry", body.as_bytes()).expect(422).text();
+    has(&broken, &["<!doctype html>", "Filter: is not UTF-8"]);
+    assert_eq!(ops.jobs(), Vec::<Value>::new());
+}
