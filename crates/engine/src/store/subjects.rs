@@ -1,5 +1,6 @@
 //! Reads what the subjects of a page of deliveries are rendered from: at most four statements for all of them. A subject
-//! is not stored, because a version of a template and the facts of a delivery always render to the same text.
+//! is not stored, because a version of a template and the facts of a delivery always render to the same text. Each
+//! statement begins with the given keys and reads the tables by their primary keys.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -59,14 +60,10 @@ impl Store {
         }
         let given = self.rows_given(1, &[("tenant", "int"), ("id", "uuid"), ("n", "int")]);
         let columns = names::<Facts>("q.");
-        // CROSS JOIN makes SQLite begin with the given keys. Both tables are then read by their primary keys.
         let of = |table: &str| {
-            format!(
-                "SELECT {columns}, q.tenant, q.notification_id, q.n
-                 FROM {given}
-                 CROSS JOIN postcommit.{table} q
-                 WHERE q.tenant = g.tenant AND q.notification_id = g.id AND q.n = g.n AND q.template_version > 0"
-            )
+            let on = "q.tenant = g.tenant AND q.notification_id = g.id AND q.n = g.n AND q.template_version > 0";
+            let row = self.dialect().step(table, "q", on);
+            format!("SELECT {columns}, q.tenant, q.notification_id, q.n FROM {given}{row}")
         };
         let sql = format!("{} UNION ALL {}", of("delivery_queue"), of("delivery_ledger"));
         let given = keys.iter().map(|key| json!({"tenant": key.tenant, "id": key.notification, "n": key.n}));
@@ -84,12 +81,12 @@ impl Store {
 
     async fn subject_sources(&self, wanted: BTreeSet<&VersionKey>) -> Result<HashMap<VersionKey, Source>, DbError> {
         let given = self.rows_given(1, &[("tenant", "int"), ("template", "text"), ("version", "int")]);
+        let on = "v.tenant = g.tenant AND v.template = g.template AND v.version = g.version";
+        let row = self.dialect().step("template_version", "v", on);
         let sql = format!(
             "SELECT v.tenant, v.template, v.version, NULL, NULL, v.subject, NULL, NULL, NULL, NULL, v.parts, v.brand,
                v.missing, v.date_format, v.time_zone
-             FROM {given}
-             CROSS JOIN postcommit.template_version v
-             WHERE v.tenant = g.tenant AND v.template = g.template AND v.version = g.version"
+             FROM {given}{row}"
         );
         let wanted = wanted.into_iter();
         let wanted = wanted.map(|(tenant, id, version)| json!({"tenant": tenant, "template": id, "version": version}));
@@ -107,13 +104,8 @@ impl Store {
             Db::Sqlite(_) => list_sqlite::<StoredNotification>(),
         };
         let given = self.rows_given(1, &[("tenant", "int"), ("id", "uuid")]);
-        let sql = format!(
-            "SELECT {columns}
-             FROM {given}
-             CROSS JOIN postcommit.notification note
-             CROSS JOIN postcommit.tenant t
-             WHERE note.tenant = g.tenant AND note.id = g.id AND t.id = g.tenant"
-        );
+        let note = self.dialect().step("notification", "note", "note.tenant = g.tenant AND note.id = g.id");
+        let sql = format!("SELECT {columns} FROM {given}{note} JOIN postcommit.tenant t ON t.id = g.tenant");
         let keys: Vec<_> = keys.iter().map(|(tenant, id)| json!({"tenant": tenant, "id": id})).collect();
         let rows = self.db.query(&sql, vec![Value::from(json!(keys))]).await?;
         let places = in_order::<StoredNotification>();

@@ -105,6 +105,22 @@ on_both! {
         running.finish().await;
     }
 
+    async fn deliveries_are_found_by_the_correlation_id_of_their_notification_and_jobs_act_on_the_same(world) {
+        world.capture(json!({"fail_on": "permanent=b"})).await;
+        let of = |id: &str| DeliveryFilter { correlation_id: Some(id.into()), ..deliveries() };
+        let sent = world.enqueue("a", json!({"correlation_id": "order-7", "channels": ["email"]})).await;
+        let parked = world.enqueue("b", json!({"correlation_id": "order-7", "channels": ["email"]})).await;
+        world.enqueue("b", json!({"correlation_id": "order-8", "channels": ["email"]})).await;
+        world.enqueue("b", json!({"channels": ["email"]})).await;
+        world.pass().await;
+        let waits = world.enqueue("a", json!({"correlation_id": "order-7", "due_at": "2099-01-01T00:00:00Z"})).await;
+        let found = delivery_ids(&world.store, &of("order-7")).await;
+        assert_eq!(found, in_order(vec![format!("default {sent}.1"), format!("default {parked}.1"), format!("default {waits}.0")]));
+        assert!(delivery_ids(&world.store, &of("order")).await.is_empty(), "the whole id must match");
+        let draft = JobDraft { act: Act::Retry, filter: of("order-7"), unclear: false, pace_per_s: None };
+        assert_eq!(world.store.create_job(Some(world.tenant), &draft).await.unwrap().total, 1);
+    }
+
     async fn e12_deliveries_are_found_by_list_and_by_words_and_jobs_act_on_the_same(world) {
         world.capture(json!({"fail_on": "permanent=b"})).await;
         let a = world.enqueue("b", json!({"title": "Your Order is ready"})).await;

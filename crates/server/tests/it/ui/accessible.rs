@@ -48,49 +48,52 @@ fn plant_people_and_templates(desk: &Desk) {
         .expect(201);
 }
 
+/// A page that only a form leads to: its name, words that it shows, and how it is opened.
+type FormPage = (&'static str, &'static str, fn(&Desk));
+
 /// Opens the pages that only a form leads to, one after another: what is shown once, and forms that were refused. Each has a
 /// name and words that it shows.
 fn form_pages(desk: &Desk) -> impl Iterator<Item = (&'static str, &'static str)> {
-    let steps: [(&str, &str, &dyn Fn(&Desk)); 9] = [
-        ("a secret", "It is not shown again", &|desk| {
+    let steps: [FormPage; 9] = [
+        ("a secret", "It is not shown again", |desk| {
             desk.open("/keys?tenant=default");
             desk.fill("#name", "Bookings");
             desk.click("#key-enqueue");
             desk.press("Create the key");
         }),
-        ("a refused key", "at least one is needed", &|desk| {
+        ("a refused key", "at least one is needed", |desk| {
             desk.open("/keys?tenant=default");
             desk.fill("#name", "Bookings");
             desk.press("Create the key");
         }),
-        ("a callback", "Treat the URL as a secret.", &|desk| {
+        ("a callback", "Treat the URL as a secret.", |desk| {
             desk.open("/providers/texts?tenant=default");
             desk.press("Show the URL");
         }),
-        ("an editor with errors", "Nothing was saved.", &|desk| {
+        ("an editor with errors", "Nothing was saved.", |desk| {
             desk.open("/templates/confirmed?tenant=default");
             desk.fill("#f-html", "{{ guest");
             desk.press("Save and use immediately");
         }),
-        ("a refused user", "Nothing was saved.", &|desk| {
+        ("a refused user", "Nothing was saved.", |desk| {
             desk.open("/users?new=yes&tenant=default");
             desk.fill("#f-id", "43");
             desk.fill("#f-email", "nobody");
             desk.press("Create the user");
         }),
-        ("a refused provider", "must be a whole number", &|desk| {
+        ("a refused provider", "must be a whole number", |desk| {
             desk.open("/providers/new/capture?tenant=default");
             desk.fill("#f-name", "other");
             desk.fill("[id='f-concurrency']", "many");
             desk.press("Add the provider");
         }),
-        ("a refused event type", "Declare", &|desk| {
+        ("a refused event type", "Declare", |desk| {
             desk.open("/event-types?tenant=default");
             desk.press("Declare an event type");
             desk.fill("#name", "good");
             desk.press("Declare");
         }),
-        ("a refused suppression", "Suppress an address", &|desk| {
+        ("a refused suppression", "Suppress an address", |desk| {
             desk.open("/suppressions?tenant=default");
             desk.press("Suppress an address");
             desk.fill("#f-address", "nobody");
@@ -98,7 +101,7 @@ fn form_pages(desk: &Desk) -> impl Iterator<Item = (&'static str, &'static str)>
             desk.fill("#f-reason", "bounced");
             desk.press("Suppress the address");
         }),
-        ("a refused resend", "The channel is missing; choose one.", &|desk| {
+        ("a refused resend", "The channel is missing; choose one.", |desk| {
             desk.open("/entities/1/resend?tenant=default");
             desk.press("Send…");
         }),
