@@ -148,7 +148,7 @@ pub(in crate::store) fn reading_postgres(which: &str) -> String {
 /// Reads notifications of one tenant. The bounds `$3` and `$4` let the executor open only the partitions that contain
 /// these ids. The name of the tenant is read once, because a join would look it up for every row, which takes 0.5 µs.
 pub(in crate::store) static LOAD_POSTGRES: LazyLock<String> = LazyLock::new(|| {
-    let name = "(SELECT t.name FROM postcommit.tenant t WHERE t.id = ($1)[1]) AS tenant_name";
+    let name = "(SELECT t.name FROM postcommit.tenant t WHERE t.id = ($1::int[])[1]) AS tenant_name";
     let columns = list_postgres::<StoredNotification>().replace("t.name AS tenant_name", name);
     format!(
         "SELECT {columns}
