@@ -246,7 +246,7 @@ async fn a_server_without_what_the_message_needs_gets_no_message() {
 }
 
 #[tokio::test]
-async fn a1_private_addresses_are_blocked_for_mail_too() {
+async fn private_addresses_are_blocked_for_mail_too() {
     let settings = |host: &str| json!({"host": host, "from": "desk@hotel.example"});
     let closed = Egress::with_resolver(&EgressSettings::default(), Script::new(&[&["169.254.169.254"]])).unwrap();
     let refused = build(&settings("169.254.169.254"), None, &closed).err().unwrap();

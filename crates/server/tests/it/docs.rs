@@ -10,6 +10,8 @@ use postcommit_testkit::{Child, Cluster};
 
 use crate::installation::wait_until;
 
+mod requirements;
+
 /// The fenced block of this name on a page.
 pub fn snippet(page: &str, name: &str) -> String {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page)).unwrap();

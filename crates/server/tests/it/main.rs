@@ -19,7 +19,7 @@
 //! Beside it: `api`, the HTTP API for permitted, forbidden and malicious callers; `fuzz`, the API against its OpenAPI
 //! document; `ui` and `inbox`, their pages in a real browser; `cli`, the commands; `door`, slow, large and ambiguous requests;
 //! `demo`, the demo as a newcomer meets it; `clients`, the packages for other languages; `observability`, metrics, traces and logs; and `docs`, the snippets of
-//! the documentation.
+//! the documentation, and its list of requirements.
 #![allow(clippy::unwrap_used)]
 
 mod api;

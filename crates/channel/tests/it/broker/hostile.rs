@@ -143,7 +143,7 @@ fn an_operator_sees_the_event_without_the_secrets() {
 }
 
 #[tokio::test]
-async fn a1_private_addresses_are_blocked_for_brokers_too() {
+async fn private_addresses_are_blocked_for_brokers_too() {
     for (name_of, more, target) in drivers() {
         let of_host = |host: &str| {
             let mut settings = settings(4222, &more);
