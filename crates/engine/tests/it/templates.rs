@@ -195,7 +195,7 @@ on_both! {
             let Some(last) = page.last() else { break };
             after = Some(TemplatePosition(last.tenant_id, last.draft.id.clone()));
         }
-        let expected = ["default/B-scoped", "default/t0", "default/t1", "default/t2", "default/t3", "default/t4", "default/t5", "default/t6", "other/a"];
+        let expected = ["default/B-scoped", "default/fr", "default/t0", "default/t1", "default/t2", "default/t3", "default/t4", "default/t5", "default/t6", "other/a"];
         assert_eq!(seen, expected);
     }
 
