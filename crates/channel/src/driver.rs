@@ -39,8 +39,8 @@ pub use kind::{
 pub use recipe::{Field, FieldType, Recipe};
 pub use webhook::sign;
 
-use crate::egress::Egress;
-use crate::model::{DeliveryKey, Guarantee, Provider, Report, StoredNotification};
+use crate::egress::{BAD_CERTIFICATE, Egress, EgressFailure, Phase};
+use crate::model::{DeliveryKey, ErrorClass, Guarantee, Outcome, Provider, Report, StoredNotification};
 use crate::render::Content;
 use crate::secret::Secrets;
 use crate::template::Payload;
@@ -182,6 +182,18 @@ pub fn of_provider(
 ) -> Result<Box<dyn Driver>, String> {
     let (settings, guarantee) = (&provider.settings, provider.guarantee);
     kind(&provider.driver)?.build(&Parts { settings, secrets, guarantee, egress, capture_fail_on })
+}
+
+/// The report on a message for which no connection could be opened, so that the server cannot have the message.
+fn not_connected(failure: EgressFailure) -> Report {
+    let (outcome, class) = match failure.phase {
+        // Our own address filter refused the connection. Another attempt would fail in the same way.
+        Phase::Refused => (Outcome::refused(failure.code), None),
+        // The server shows this certificate to every message, so the lane is paused.
+        _ if failure.code == BAD_CERTIFICATE => (Outcome::config(failure.code), Some(ErrorClass::Config)),
+        _ => (Outcome::deferred(failure.code), None),
+    };
+    Report { class, ..Report::from(outcome).because(failure.detail) }
 }
 
 /// Parses a driver's settings into its own struct. An error names the setting.

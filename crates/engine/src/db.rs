@@ -27,7 +27,7 @@ pub use client::{Client, Transaction};
 pub use migrate::{LATEST, MIGRATIONS, Migrated, Migration, MigrationPlan};
 pub use repeatable::schema_hash;
 pub use roles::MadeRoles;
-pub use scratch::Scratch;
+pub use scratch::{Scratch, with_database};
 pub use trips::Trips;
 pub use value::{Cells, FromValue, Row, Value};
 pub use watch::Signal;

@@ -39,12 +39,11 @@ pub fn escape(text: &str) -> String {
     let closed = closed_isolates(text);
     let mut chars = text.char_indices().peekable();
     while let Some((at, c)) = chars.next() {
+        if let Some(entity) = entity(c) {
+            safe.push_str(entity);
+            continue;
+        }
         match c {
-            '&' => safe.push_str("&amp;"),
-            '<' => safe.push_str("&lt;"),
-            '>' => safe.push_str("&gt;"),
-            '"' => safe.push_str("&quot;"),
-            '\'' => safe.push_str("&#39;"),
             '\r' => {
                 let _ = chars.next_if(|(_, next)| *next == '\n');
                 safe.push('\n');
@@ -56,6 +55,18 @@ pub fn escape(text: &str) -> String {
         }
     }
     safe
+}
+
+/// The entity that HTML content and quoted attributes need in place of the character.
+pub fn entity(c: char) -> Option<&'static str> {
+    match c {
+        '&' => Some("&amp;"),
+        '<' => Some("&lt;"),
+        '>' => Some("&gt;"),
+        '"' => Some("&quot;"),
+        '\'' => Some("&#39;"),
+        _ => None,
+    }
 }
 
 /// Returns the positions of directional isolates that are closed on the same line, and the positions of their ends.

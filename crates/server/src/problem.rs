@@ -270,6 +270,9 @@ impl IntoResponse for Problem {
     }
 }
 
+/// The answer of a page, or the problem with the request.
+pub type Answer = Result<Response, ProblemPage>;
+
 /// The HTML form of a problem. It says what was wrong and what the user can do.
 pub struct ProblemPage(Problem);
 

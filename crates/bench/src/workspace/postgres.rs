@@ -2,6 +2,7 @@
 
 use postcommit_channel::secret::random;
 use postcommit_engine::db::postgres::{CONNECT_TIMEOUT, Postgres};
+use postcommit_engine::db::with_database;
 use postcommit_server::output::Exit;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, NoTls};
@@ -224,31 +225,4 @@ async fn connect(db: &Postgres) -> Result<Client, Failure> {
         .batch_execute("SET statement_timeout = 0; SET lock_timeout = 0; SET idle_in_transaction_session_timeout = 0")
         .await?;
     Ok(client)
-}
-
-/// Returns the URL of another database on the same server.
-fn with_database(url: &str, database: &str) -> String {
-    let (rest, parameters) = url.split_at(url.find('?').unwrap_or(url.len()));
-    let start = rest.find("://").map_or(0, |at| at + 3);
-    let path = rest[start..].find('/').map_or(rest.len(), |at| start + at);
-    format!("{}/{database}{parameters}", &rest[..path])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_database_of_a_url_is_replaced_and_nothing_else() {
-        for (url, expected) in [
-            ("postgres://u@h:1/d", "postgres://u@h:1/x"),
-            ("postgres://h", "postgres://h/x"),
-            (
-                "postgres://u:p%2F@h/d?sslmode=require&sslrootcert=/a/b",
-                "postgres://u:p%2F@h/x?sslmode=require&sslrootcert=/a/b",
-            ),
-        ] {
-            assert_eq!(with_database(url, "x"), expected);
-        }
-    }
 }

@@ -6,8 +6,8 @@
 //! is unclear.
 
 mod wire;
+mod writer;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use postcommit::{Timestamp, check};
@@ -15,13 +15,14 @@ use serde::Deserialize;
 
 use super::idle::{IdleConnections, Reusable};
 use super::redact::Redactions;
-use super::{Destination, Driver, KeyWindow, Kind, Message, Parts, Sending, cloudevents, http};
+use super::{Driver, KeyWindow, Kind, Message, Parts, Sending, cloudevents, http};
 use crate::clock;
-use crate::egress::{BAD_CERTIFICATE, Deadline, Egress, EgressFailure, Endpoint, Phase};
+use crate::egress::{Deadline, Egress, EgressFailure, Endpoint};
 use crate::model::{ErrorClass, Guarantee, Outcome, Policy, Report, Schedule};
 use crate::secret::Secret;
 
 pub(super) use wire::{ANSWER_BYTES, Wire};
+pub(super) use writer::Writer;
 
 /// How a connection is encrypted.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -300,16 +301,7 @@ impl<P: Publisher> Broker<P> {
             Err(failed) => failed,
         };
         match cause {
-            Cause::NotConnected(failure) if failure.phase == Phase::Refused => {
-                Report::from(Outcome::refused(failure.code)).because(failure.detail)
-            }
-            // The broker shows this certificate to every event, so the lane is paused.
-            Cause::NotConnected(failure) if failure.code == BAD_CERTIFICATE => {
-                let report = Report::from(Outcome::config(failure.code)).because(failure.detail);
-                Report { class: Some(ErrorClass::Config), ..report }
-            }
-            // No connection was opened, so the broker cannot have the event.
-            Cause::NotConnected(failure) => Report::from(Outcome::deferred(failure.code)).because(failure.detail),
+            Cause::NotConnected(failure) => super::not_connected(failure),
             Cause::Broken { code, class, detail } => {
                 let detail = self.clean(&detail, target);
                 let report = match is_published {
@@ -379,20 +371,10 @@ pub(super) fn kind(
     build: fn(&Parts<'_>) -> Result<Box<dyn Driver>, String>,
 ) -> Kind {
     Kind {
-        name: name.into(),
-        channel: name.into(),
-        guarantee,
         policy: policy(),
-        destination: Destination::Service,
         secrets: secrets.iter().map(|name| (*name).into()).collect(),
         secret_routes: ["host", "port", "tls"].map(Into::into).into(),
-        new_secret: None,
-        key_window,
-        local_settings: vec![],
-        ready_made: None,
-        recipe: None,
-        callback: None,
-        build: Arc::new(build),
+        ..Kind::new(name, guarantee, key_window, build)
     }
 }
 

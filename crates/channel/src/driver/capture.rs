@@ -6,7 +6,6 @@ use std::fs::{Metadata, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::OFlags;
@@ -15,7 +14,7 @@ use serde_json::json;
 use serde_json::value::RawValue;
 
 use super::{Destination, Driver, KeyWindow, Kind, LocalSetting, Message, Occasion, Parts, ReadyMade, Sending};
-use crate::model::{Evidence, Guarantee, Outcome, Policy, Report};
+use crate::model::{Evidence, Guarantee, Outcome, Report};
 use crate::template::Payload;
 
 /// The way in which a send fails.
@@ -103,15 +102,8 @@ const KEY_WINDOW: KeyWindow = KeyWindow::day(1..=315_360_000);
 
 pub(super) fn kind() -> Kind {
     Kind {
-        name: "capture".into(),
         channel: "*".into(),
-        guarantee: Guarantee::Idempotent,
-        policy: Policy::default(),
         destination: Destination::Record,
-        secrets: vec![],
-        secret_routes: vec![],
-        new_secret: None,
-        key_window: KEY_WINDOW,
         // Only an operator on the server's machine may set the journal. Otherwise any caller with an API key could make
         // the server write to any file.
         local_settings: vec![LocalSetting {
@@ -119,9 +111,7 @@ pub(super) fn kind() -> Kind {
             reason: "is the path of a file on the server".into(),
         }],
         ready_made: Some(ReadyMade { occasion: Occasion::NewDatabase, settings: json!({}), concurrency: 16 }),
-        callback: None,
-        recipe: None,
-        build: Arc::new(build),
+        ..Kind::new("capture", Guarantee::Idempotent, KEY_WINDOW, build)
     }
 }
 

@@ -1,14 +1,12 @@
 //! The `in_app` driver writes to the user's inbox in our own database. Nothing is sent over the network. The report
 //! carries the message, and the transaction that settles the delivery writes it.
 
-use std::sync::Arc;
-
 use postcommit::Recipient;
 use serde::Deserialize;
 use serde_json::json;
 
 use super::{Destination, Driver, KeyWindow, Kind, Message, Occasion, Parts, ReadyMade, Sending};
-use crate::model::{Evidence, Guarantee, IN_APP, Outcome, Policy, Report};
+use crate::model::{Evidence, Guarantee, IN_APP, Outcome, Report};
 
 /// The longest allowed key window, in seconds. The inbox recognises a repeated delivery for as long as it holds the
 /// message. Ten years are longer than any notification lives.
@@ -17,25 +15,14 @@ const KEY_WINDOW: KeyWindow = KeyWindow::day(60..=TEN_YEARS);
 
 pub(super) fn kind() -> Kind {
     Kind {
-        name: "in_app".into(),
-        channel: IN_APP.into(),
-        guarantee: Guarantee::Idempotent,
-        policy: Policy::default(),
         destination: Destination::Inbox,
-        secrets: vec![],
-        secret_routes: vec![],
-        new_secret: None,
-        key_window: KEY_WINDOW,
-        local_settings: vec![],
         // A send only passes the message on to the settler, so many may run concurrently.
         ready_made: Some(ReadyMade {
             occasion: Occasion::FirstUse,
             settings: json!({"key_window_s": TEN_YEARS}),
             concurrency: 1000,
         }),
-        callback: None,
-        recipe: None,
-        build: Arc::new(build),
+        ..Kind::new(IN_APP, Guarantee::Idempotent, KEY_WINDOW, build)
     }
 }
 

@@ -144,6 +144,33 @@ impl KeyWindow {
 }
 
 impl Kind {
+    /// A driver that sends to a service, on the channel with its name: with the default retry policy, and without
+    /// secrets, local settings, a ready-made provider or callbacks.
+    pub(super) fn new(
+        name: impl Into<Text>,
+        guarantee: Guarantee,
+        key_window: KeyWindow,
+        build: impl Fn(&Parts<'_>) -> Result<Box<dyn Driver>, String> + Send + Sync + 'static,
+    ) -> Self {
+        let name = name.into();
+        Self {
+            channel: name.clone(),
+            name,
+            guarantee,
+            policy: Policy::default(),
+            destination: Destination::Service,
+            secrets: vec![],
+            secret_routes: vec![],
+            new_secret: None,
+            key_window,
+            local_settings: vec![],
+            ready_made: None,
+            callback: None,
+            recipe: None,
+            build: Arc::new(build),
+        }
+    }
+
     /// A provider with the driver's default values. It is not the default of its channel.
     pub fn draft(&self, name: &str) -> ProviderDraft {
         ProviderDraft {
@@ -278,21 +305,11 @@ mod tests {
     }
 
     fn recipe(name: &str, host: String) -> Kind {
+        let window = KeyWindow { default_s: 60, allowed_s: 1..=60 };
         Kind {
-            name: name.to_owned().into(),
             channel: format!("{name}-channel").into(),
-            guarantee: Guarantee::AtMostOnce,
-            policy: Policy::default(),
-            destination: Destination::Service,
             secrets: vec![format!("{name}-token").into()],
-            secret_routes: vec![],
-            new_secret: None,
-            key_window: KeyWindow { default_s: 60, allowed_s: 1..=60 },
-            local_settings: vec![],
-            ready_made: None,
-            callback: None,
-            recipe: None,
-            build: Arc::new(move |_| Ok(Box::new(Recipe(host.clone())))),
+            ..Kind::new(name.to_owned(), Guarantee::AtMostOnce, window, move |_| Ok(Box::new(Recipe(host.clone()))))
         }
     }
 

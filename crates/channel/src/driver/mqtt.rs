@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-use self::packet::{Connack, Packet, Writer, connect_refusal, publish_refusal};
+use self::packet::{Connack, Packet, connect_refusal, publish_refusal};
 use super::broker::{
-    Acknowledged, Broker, Encryption, Event, Failed, Publisher, SignIn, Unrouted, Wire, check_characters, endpoint,
+    Acknowledged, Broker, Encryption, Event, Failed, Publisher, SignIn, Unrouted, Wire, Writer, check_characters,
+    endpoint,
 };
 use super::{Driver, KeyWindow, Kind, Parts, cloudevents};
 use crate::egress::{Deadline, Egress, Endpoint};

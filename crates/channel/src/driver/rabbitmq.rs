@@ -7,9 +7,10 @@ use std::time::Instant;
 
 use serde::Deserialize;
 
-use self::frame::{Closed, Frame, Writer, method};
+use self::frame::{Closed, Frame, method};
 use super::broker::{
-    Acknowledged, Broker, Encryption, Event, Failed, Publisher, SignIn, Unrouted, Wire, check_characters, endpoint,
+    Acknowledged, Broker, Encryption, Event, Failed, Publisher, SignIn, Unrouted, Wire, Writer, check_characters,
+    endpoint,
 };
 use super::{Driver, KeyWindow, Kind, Parts, cloudevents};
 use crate::egress::{Deadline, Egress, Endpoint};

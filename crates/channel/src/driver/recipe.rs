@@ -38,7 +38,7 @@ use self::sign::{Signer, With};
 use super::redact::Redactions;
 use super::smtp::mail::{self, Sender};
 use super::webhook::TRACEPARENT;
-use super::{Callback, Destination, Driver, KeyWindow, Kind, Message, Parts, Sending, http};
+use super::{Callback, Driver, KeyWindow, Kind, Message, Parts, Sending, http};
 use crate::egress::{Call, Deadline, Egress, EgressFailure, HttpAnswer};
 use crate::model::{ErrorClass, Guarantee, Outcome, Policy, Report};
 use crate::secret::Secrets;
@@ -205,21 +205,16 @@ impl Recipe {
         let is_route =
             |(name, field): &(&String, &Field)| field.r#type == FieldType::Url || routes.contains(&name.as_str());
         let secret_routes = recipe.settings.iter().filter(is_route).map(|(name, _)| Cow::from(name.clone())).collect();
+        let (name, guarantee) = (recipe.name.clone(), recipe.guarantee);
+        let window = KeyWindow { default_s: window, allowed_s: window..=window };
         Kind {
-            name: recipe.name.clone().into(),
             channel: recipe.channel.clone().into(),
-            guarantee: recipe.guarantee,
             policy: recipe.policy.clone(),
-            destination: Destination::Service,
             secrets: recipe.secrets.keys().map(|name| Cow::from(name.clone())).collect(),
             secret_routes,
-            new_secret: None,
-            key_window: KeyWindow { default_s: window, allowed_s: window..=window },
-            local_settings: vec![],
-            ready_made: None,
             callback,
             recipe: Some(recipe),
-            build: Arc::new(move |parts| build(Arc::clone(&builder), parts)),
+            ..Kind::new(name, guarantee, window, move |parts| build(Arc::clone(&builder), parts))
         }
     }
 }

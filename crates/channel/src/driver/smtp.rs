@@ -20,8 +20,8 @@ use self::mail::{Mail, Sender};
 use self::reply::{Reply, Step, refusal};
 use super::idle::IdleConnections;
 use super::redact::Redactions;
-use super::{Destination, Driver, KeyWindow, Kind, Message, Parts, Sending, http};
-use crate::egress::{BAD_CERTIFICATE, Deadline, Egress, Endpoint, Phase};
+use super::{Driver, KeyWindow, Kind, Message, Parts, Sending, http};
+use crate::egress::{Deadline, Egress, Endpoint};
 use crate::model::{ErrorClass, Guarantee, Happened, Outcome, Report, Schedule};
 use crate::secret::Secret;
 
@@ -32,21 +32,12 @@ const REFERENCE_CHARS: usize = 255;
 
 pub(super) fn kind() -> Kind {
     Kind {
-        name: "smtp".into(),
         channel: "email".into(),
-        // SMTP has no keys. A mail that may have arrived is sent again with the same Message-ID.
-        guarantee: Guarantee::AtLeastOnce,
         policy: Schedule::Marketplace.into(),
-        destination: Destination::Service,
         secrets: vec!["password".into(), "dkim_key".into()],
         secret_routes: vec!["host".into(), "port".into(), "tls".into()],
-        new_secret: None,
-        key_window: KeyWindow::day(60..=2_592_000),
-        local_settings: vec![],
-        ready_made: None,
-        callback: None,
-        recipe: None,
-        build: Arc::new(build),
+        // SMTP has no keys. A mail that may have arrived is sent again with the same Message-ID.
+        ..Kind::new("smtp", Guarantee::AtLeastOnce, KeyWindow::day(60..=2_592_000), build)
     }
 }
 
@@ -291,16 +282,7 @@ impl Smtp {
             Err(failed) => failed,
         };
         match cause {
-            Cause::NotConnected(failure) if failure.phase == Phase::Refused => {
-                Report::from(Outcome::refused(failure.code)).because(failure.detail)
-            }
-            // The server shows this certificate to every mail, so the lane is paused.
-            Cause::NotConnected(failure) if failure.code == BAD_CERTIFICATE => {
-                let report = Report::from(Outcome::config(failure.code)).because(failure.detail);
-                Report { class: Some(ErrorClass::Config), ..report }
-            }
-            // The SMTP dialogue had not begun, so no mail can have been sent.
-            Cause::NotConnected(failure) => Report::from(Outcome::deferred(failure.code)).because(failure.detail),
+            Cause::NotConnected(failure) => super::not_connected(failure),
             Cause::Refused(reply) => {
                 let (outcome, class) = refusal(step, &reply);
                 let detail =

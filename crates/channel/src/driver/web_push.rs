@@ -18,11 +18,11 @@ use url::Url;
 use self::encryption::{ADDED_BYTES, BODY_BYTES, encrypted};
 use super::redact::Redactions;
 use super::webhook::{AGENT, TRACEPARENT};
-use super::{Destination, Driver, KeyWindow, Kind, MadeSecret, Message, NewSecret, Parts, Sending, http};
+use super::{Driver, KeyWindow, Kind, MadeSecret, Message, NewSecret, Parts, Sending, http};
 use crate::clock;
 use crate::egress::{Call, Egress, HttpAnswer};
 use crate::keys::{P256Key, from_base64};
-use crate::model::{ErrorClass, Evidence, Guarantee, Outcome, Policy, Report};
+use crate::model::{ErrorClass, Evidence, Guarantee, Outcome, Report};
 use crate::secret::Secret;
 
 const TTL: HeaderName = HeaderName::from_static("ttl");
@@ -38,28 +38,17 @@ const URGENCIES: [&str; 4] = ["very-low", "low", "normal", "high"];
 
 pub(super) fn kind() -> Kind {
     Kind {
-        name: "web_push".into(),
-        channel: "web_push".into(),
-        // Push services have no idempotency keys. A repeated message replaces one that was not delivered yet, but if
-        // the first was delivered, the browser shows both.
-        guarantee: Guarantee::AtLeastOnce,
-        policy: Policy::default(),
-        destination: Destination::Service,
+        // No setting is a route of the private key, because the key is never sent.
         secrets: vec!["private_key".into()],
-        // The private key is never sent.
-        secret_routes: vec![],
         new_secret: Some(NewSecret {
             name: "private_key".into(),
             make: new_pair,
             public: Some("public_key".into()),
             about: "browsers subscribe with this public key (applicationServerKey)".into(),
         }),
-        key_window: KeyWindow::day(60..=2_592_000),
-        local_settings: vec![],
-        ready_made: None,
-        recipe: None,
-        callback: None,
-        build: Arc::new(build),
+        // Push services have no idempotency keys. A repeated message replaces one that was not delivered yet, but if
+        // the first was delivered, the browser shows both.
+        ..Kind::new("web_push", Guarantee::AtLeastOnce, KeyWindow::day(60..=2_592_000), build)
     }
 }
 

@@ -15,12 +15,11 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use sha2::Sha256;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use url::Url;
 use uuid::Uuid;
 
 use super::redact::Redactions;
-use super::{Destination, Driver, KeyWindow, Kind, MadeSecret, Message, NewSecret, Parts, RawEvent, Sending, http};
+use super::{Driver, KeyWindow, Kind, MadeSecret, Message, NewSecret, Parts, RawEvent, Sending, http};
 use crate::clock;
 use crate::egress::{Call, Egress, HttpAnswer};
 use crate::model::{Because, Guarantee, Outcome, Report, Schedule};
@@ -64,25 +63,15 @@ const KEY_WINDOW: KeyWindow = KeyWindow { default_s: 604_800, allowed_s: 60..=2_
 
 pub(super) fn kind() -> Kind {
     Kind {
-        name: "webhook".into(),
-        channel: "webhook".into(),
-        guarantee: Guarantee::Idempotent,
         policy: Schedule::StandardWebhooks.into(),
-        destination: Destination::Service,
         secrets: vec!["secret".into()],
-        secret_routes: vec![],
         new_secret: Some(NewSecret {
             name: "secret".into(),
             make: new_secret,
             public: None,
             about: "receivers verify the signature with this secret; it is not shown again".into(),
         }),
-        key_window: KEY_WINDOW,
-        local_settings: vec![],
-        ready_made: None,
-        callback: None,
-        recipe: None,
-        build: Arc::new(build),
+        ..Kind::new("webhook", Guarantee::Idempotent, KEY_WINDOW, build)
     }
 }
 

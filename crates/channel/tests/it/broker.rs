@@ -24,7 +24,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use crate::egress::peer::{Script, open};
+use crate::egress::peer::{Peer, Script, open};
 
 const ID: Uuid = Uuid::from_u128(0x0199_a5c2_6a3e_7c1d_9a31_0f5f_6c1b_2d3e);
 /// A number with more digits than a float has.
@@ -206,6 +206,19 @@ enum Act {
     AckAndClose,
 }
 
+/// Decides what a broker does when it has the event with this number.
+type Plan = Arc<dyn Fn(usize) -> Act + Send + Sync>;
+
+/// Starts a broker. `speak` speaks its protocol, and asks the script what happens to each event.
+async fn scripted<F: Future<Output = ()> + Send + 'static>(
+    speak: impl Fn(TcpStream, Journal, Plan) -> F + Send + Sync + 'static,
+    script: impl Fn(usize) -> Act + Send + Sync + 'static,
+) -> (Peer, Journal) {
+    let (journal, script): (_, Plan) = (Journal::new(), Arc::new(script));
+    let shared = journal.clone();
+    (Peer::new(move |stream| speak(stream, shared.clone(), script.clone())).await, journal)
+}
+
 /// The events that a scripted broker has received, and when it closed a connection.
 #[derive(Clone)]
 struct Journal {
@@ -227,6 +240,28 @@ impl Journal {
 
     fn all(&self) -> Vec<Vec<u8>> {
         self.events.lock().unwrap().clone()
+    }
+
+    /// Does what the script says. `ack` acknowledges the event. Returns the connection, unless it has ended.
+    async fn act(&self, act: Act, mut stream: TcpStream, ack: &[u8]) -> Option<TcpStream> {
+        match act {
+            Act::Ack => stream.write_all(ack).await.unwrap(),
+            Act::Say(bytes) => stream.write_all(&bytes).await.unwrap(),
+            Act::AckAndClose => {
+                stream.write_all(ack).await.unwrap();
+                self.close(stream).await;
+                return None;
+            }
+            Act::Close => {
+                self.close(stream).await;
+                return None;
+            }
+            Act::Silence => {
+                hold(stream).await;
+                return None;
+            }
+        }
+        Some(stream)
     }
 
     /// Ends the connection in order, so that the client reads its end and no error.

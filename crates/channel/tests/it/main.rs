@@ -5,6 +5,7 @@ mod broker;
 mod callbacks;
 mod dkim;
 mod egress;
+mod event;
 mod instructions;
 mod recipes;
 mod signers;

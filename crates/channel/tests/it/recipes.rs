@@ -22,6 +22,7 @@ use serde_json::value::to_raw_value;
 use serde_json::{Value, json};
 
 use crate::callbacks::CallbackExample;
+use crate::event::booking;
 
 /// The key of the service account in the examples. It belongs to no account.
 pub(crate) const RSA_KEY: &str = include_str!("../keys/rsa.pem");
@@ -178,19 +179,9 @@ pub(crate) async fn with_message<T>(
     };
     let raw_event = RawEvent {
         id: key().notification,
-        tenant: "main",
         idempotency_key: "booking:12345:confirmed:1",
-        event_type: "booking.confirmed",
         entity: Some("12345"),
-        topic: None,
-        schema_version: None,
-        payload: &payload,
-        data: None,
-        correlation_id: None,
-        priority: 5,
-        created_at: "2026-03-01T09:30:00Z".parse().unwrap(),
-        expires_at: "2026-03-31T09:30:00Z".parse().unwrap(),
-        source: None,
+        ..booking(&payload)
     };
     let (key, target) = (key(), given.to.as_str());
     let message = Message { content, raw_event, key, channel, target, attempt: 1, timeout, traceparent: None };

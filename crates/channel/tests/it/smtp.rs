@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::egress::peer::{Script, open};
+use crate::event::booking;
 
 const ID: Uuid = Uuid::from_u128(0x0199_a5c2_6a3e_7c1d_9a31_0f5f_6c1b_2d3e);
 
@@ -60,22 +61,8 @@ async fn send_within(driver: &dyn Driver, timeout: Duration) -> Report {
 
 async fn deliver(driver: &dyn Driver, target: &str, content: Content, timeout: Duration) -> Report {
     let payload = Payload::from("{}".to_owned());
-    let raw_event = RawEvent {
-        id: ID,
-        tenant: "default",
-        idempotency_key: "k",
-        event_type: "booking.confirmed",
-        entity: None,
-        topic: None,
-        schema_version: None,
-        payload: &payload,
-        data: None,
-        correlation_id: None,
-        priority: 5,
-        created_at: Timestamp::from_micros(1_772_000_000_000_000),
-        expires_at: Timestamp::from_micros(4_000_000_000_000_000),
-        source: None,
-    };
+    let [created_at, expires_at] = [1_772_000_000_000_000, 4_000_000_000_000_000].map(Timestamp::from_micros);
+    let raw_event = RawEvent { id: ID, tenant: "default", created_at, expires_at, ..booking(&payload) };
     let key = DeliveryKey { tenant: 1, notification: ID, n: 1 };
     let channel = "email";
     driver.send(Message { content, raw_event, key, channel, target, attempt: 1, timeout, traceparent: None }).await

@@ -20,6 +20,7 @@ use ring::signature::{self, ECDSA_P256_SHA256_FIXED};
 use serde_json::value::to_raw_value;
 use serde_json::{Value, json};
 
+use crate::event::booking;
 use crate::recipes::{outcome, scripted};
 
 const AUTH: &str = "BTBZMqHH6r4Tts7J_aSIgg";
@@ -127,22 +128,7 @@ async fn with<T>(
 ) -> T {
     let payload = Payload::from("{}".to_owned());
     let key = DeliveryKey { tenant: 1, notification: "0198c6d5-0000-7000-8000-000000000001".parse().unwrap(), n: 1 };
-    let raw_event = RawEvent {
-        id: key.notification,
-        tenant: "main",
-        idempotency_key: "k",
-        event_type: "booking.confirmed",
-        entity: None,
-        topic: None,
-        schema_version: None,
-        payload: &payload,
-        data: None,
-        correlation_id: None,
-        priority,
-        created_at: "2026-03-01T09:30:00Z".parse().unwrap(),
-        expires_at: "2026-03-31T09:30:00Z".parse().unwrap(),
-        source: None,
-    };
+    let raw_event = RawEvent { id: key.notification, priority, ..booking(&payload) };
     act(Message { content, raw_event, key, channel: "web_push", target, attempt: 1, timeout, traceparent: None }).await
 }
 

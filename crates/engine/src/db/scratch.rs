@@ -68,8 +68,8 @@ async fn drop_leftovers(server: &Db) -> Result<(), DbError> {
     Ok(())
 }
 
-/// Returns the URL with its database replaced.
-fn with_database(url: &str, database: &str) -> String {
+/// Returns the URL of another database on the same server.
+pub fn with_database(url: &str, database: &str) -> String {
     let (rest, parameters) = url.split_at(url.find('?').unwrap_or(url.len()));
     let start = rest.find("://").map_or(0, |at| at + 3);
     let path = rest[start..].find('/').map_or(rest.len(), |at| start + at);

@@ -2,7 +2,7 @@
 //! at a time. On both databases.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use postcommit_channel::model::{Guarantee, Policy, Provider, ProviderDraft};
@@ -12,29 +12,8 @@ use postcommit_testkit::{HttpServer, RefusedWrite, Reply};
 use serde_json::json;
 use uuid::Uuid;
 
+use crate::service::Service;
 use crate::world::World;
-
-/// A server whose answers are this status, which a test may change.
-struct Service {
-    server: HttpServer,
-    status: Arc<AtomicU16>,
-}
-
-impl Service {
-    fn answering(status: u16) -> Self {
-        let status = Arc::new(AtomicU16::new(status));
-        let answer = status.clone();
-        Self { server: HttpServer::start(move |_| Reply::status(answer.load(Ordering::SeqCst))), status }
-    }
-
-    fn answer(&self, status: u16) {
-        self.status.store(status, Ordering::SeqCst);
-    }
-
-    fn requests(&self) -> usize {
-        self.server.requests().len()
-    }
-}
 
 /// A provider of mails that are sent to this server.
 fn draft(world: &World, service: &HttpServer) -> ProviderDraft {

@@ -1,50 +1,17 @@
 //! Failover: deliveries go on with the next provider while theirs cannot send, and new ones come back to the first. On
 //! both databases.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use postcommit::Timestamp;
 use postcommit_channel::model::{Guarantee, Policy, Provider, ProviderDraft};
 use postcommit_engine::dispatch::Dispatcher;
 use postcommit_engine::store::Act;
-use postcommit_testkit::{HttpServer, Reply};
 use serde_json::json;
 use uuid::Uuid;
 
+use crate::service::Service;
 use crate::world::World;
-
-/// A server whose answers have this status, which a test may change.
-struct Service {
-    server: HttpServer,
-    status: Arc<AtomicU16>,
-}
-
-impl Service {
-    fn answering(status: u16) -> Self {
-        let status = Arc::new(AtomicU16::new(status));
-        let answer = status.clone();
-        let server = HttpServer::start(move |_| match answer.load(Ordering::SeqCst) {
-            429 => Reply::status(429).with_header("Retry-After", "600"),
-            status => Reply::status(status),
-        });
-        Self { server, status }
-    }
-
-    fn answer(&self, status: u16) {
-        self.status.store(status, Ordering::SeqCst);
-    }
-
-    fn requests(&self) -> usize {
-        self.server.requests().len()
-    }
-
-    /// Returns how often each delivery arrived.
-    fn arrived(&self) -> Vec<usize> {
-        self.server.effects_by("webhook-id").into_values().collect()
-    }
-}
 
 /// Providers of mail: `first` fails over to `second`, and `second` to `third`.
 struct Chain {

@@ -47,6 +47,7 @@ mod routing;
 mod schema;
 mod secrets;
 mod seeds;
+mod service;
 mod sessions;
 mod settings;
 mod settle;

@@ -2,9 +2,12 @@
 
 mod by_filter;
 
-use axum::extract::State;
+use std::convert::Infallible;
+
+use axum::extract::{FromRequestParts, State};
 use axum::http::StatusCode;
 use axum::http::header::LOCATION;
+use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use postcommit_channel::model::DeliveryId;
 use postcommit_engine::store::{Act, Acted};
@@ -15,7 +18,7 @@ use super::notifications::row::rows;
 use super::words::{counted, sentence_case};
 use crate::acts;
 use crate::app::{App, AppState};
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem};
 use crate::read::Form;
 
 /// The maximum number of deliveries that can be ticked one by one. A page shows fewer.
@@ -26,11 +29,6 @@ const CHOSEN: usize = 200;
 pub struct Fields(Vec<(String, String)>);
 
 impl Fields {
-    /// The fields of a form that is sent as a query.
-    pub fn of_query(query: &str) -> Self {
-        Self(form_urlencoded::parse(query.as_bytes()).into_owned().collect())
-    }
-
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0
             .iter()
@@ -59,6 +57,15 @@ impl Fields {
     /// Returns the fields that the confirmation page must repeat.
     pub fn repeated(&self, names: &[&str]) -> Vec<(String, String)> {
         self.0.iter().filter(|(field, _)| names.contains(&field.as_str())).cloned().collect()
+    }
+}
+
+/// The fields of a form that is sent as a query.
+impl<S: Send + Sync> FromRequestParts<S> for Fields {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(Self(form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes()).into_owned().collect()))
     }
 }
 
@@ -190,16 +197,16 @@ pub fn see(place: String) -> Response {
 }
 
 /// Sets parked deliveries back to pending.
-pub async fn retry(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Result<Response, ProblemPage> {
+pub async fn retry(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Answer {
     act(&app, &visitor, &form?.into(), Act::Retry).await
 }
 
 /// Discards parked deliveries.
-pub async fn discard(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Result<Response, ProblemPage> {
+pub async fn discard(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Answer {
     act(&app, &visitor, &form?.into(), Act::Discard).await
 }
 
-async fn act(app: &App, visitor: &Visitor, fields: &Fields, act: Act) -> Result<Response, ProblemPage> {
+async fn act(app: &App, visitor: &Visitor, fields: &Fields, act: Act) -> Answer {
     if fields.is_yes("all") {
         return by_filter::act(app, visitor, fields, act).await;
     }
@@ -219,13 +226,7 @@ async fn act(app: &App, visitor: &Visitor, fields: &Fields, act: Act) -> Result<
 }
 
 /// Asks for a confirmation of an act on ticked deliveries, and lists them.
-async fn ask_about(
-    app: &App,
-    visitor: &Visitor,
-    fields: &Fields,
-    act: Act,
-    ids: &[Option<DeliveryId>],
-) -> Result<Response, ProblemPage> {
+async fn ask_about(app: &App, visitor: &Visitor, fields: &Fields, act: Act, ids: &[Option<DeliveryId>]) -> Answer {
     let store = visitor.store(app);
     let mut found = Vec::with_capacity(ids.len());
     for id in ids.iter().flatten() {

@@ -7,10 +7,10 @@ use std::path::Path;
 use axum::Router;
 use axum::extract::Path as UrlPath;
 use axum::http::header::{ACCESS_CONTROL_ALLOW_ORIGIN, CACHE_CONTROL, CONTENT_TYPE, HeaderName};
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use axum::routing::get;
 
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem};
 
 const CSS: &str = "text/css; charset=utf-8";
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
@@ -135,7 +135,7 @@ pub fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
 
 /// Serves a file of the pages. If the URL has the hash of another version, another process made the page, and the
 /// browser must not keep the file.
-async fn own_file(UrlPath((hash, name)): UrlPath<(String, String)>) -> Result<Response, ProblemPage> {
+async fn own_file(UrlPath((hash, name)): UrlPath<(String, String)>) -> Answer {
     let known = [(&STYLE, CSS), (&DEMO_STYLE, CSS), (&SCRIPT, JAVASCRIPT), (&EDITOR, JAVASCRIPT)]
         .into_iter()
         .find(|(file, _)| file.name == name);

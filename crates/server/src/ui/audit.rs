@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use axum::extract::{RawQuery, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use minijinja::context;
 use postcommit::{Timestamp, limits};
 use postcommit_engine::store::{AuditFilter, AuditNoise, AuditRow, Store};
@@ -17,7 +17,7 @@ use super::frame::Visitor;
 use super::notifications::filter::time;
 use super::words::{dotted, segment, sentence_case, shown};
 use crate::app::AppState;
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem};
 use crate::read::check_lengths;
 use crate::table_file::csv_line;
 
@@ -67,12 +67,7 @@ impl From<AuditRow> for Entry {
     }
 }
 
-pub async fn page(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
-    let fields = Fields::of_query(query.as_deref().unwrap_or_default());
+pub async fn page(State(app): State<AppState>, visitor: Visitor, fields: Fields) -> Answer {
     let store = visitor.store(&app);
     let (rows, refused) = match wanted(&fields, visitor.caller.whose(), ROWS + 1) {
         Ok(filter) => (store.audit_rows(&filter).await?, None),
@@ -221,12 +216,7 @@ const COLUMNS: [Column; 8] = [
 ];
 
 /// The file with the newest entries that match, at most [`EXPORTED`].
-pub async fn export(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
-    let fields = Fields::of_query(query.as_deref().unwrap_or_default());
+pub async fn export(State(app): State<AppState>, visitor: Visitor, fields: Fields) -> Answer {
     let filter = wanted(&fields, visitor.caller.whose(), PAGE)?;
     let rows = read(&visitor.store(&app), filter).await?;
     let head = csv_line(COLUMNS.map(|(name, _)| name));

@@ -1,7 +1,6 @@
 //! Captured messages: what people would have received, if a driver for development had not recorded it instead.
 
 use axum::extract::{RawQuery, State};
-use axum::response::Response;
 use minijinja::context;
 use postcommit_channel::model::{CHANNELS, DeliveryId};
 use postcommit_engine::store::{DeliveryFilter, DeliveryRow, Position};
@@ -13,7 +12,7 @@ use super::notifications::row::what;
 use super::templates::look::blocks;
 use super::words::shown;
 use crate::app::AppState;
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem};
 use crate::templates::subjects::render_subjects;
 
 /// The number of messages of a page.
@@ -74,11 +73,7 @@ impl Wanted {
 }
 
 /// The captured messages, newest first, and the content of one of them.
-pub async fn page(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
+pub async fn page(State(app): State<AppState>, visitor: Visitor, RawQuery(query): RawQuery) -> Answer {
     let wanted = Wanted::read(query.as_deref().unwrap_or_default());
     let before = wanted.cursor.as_deref().map(str::parse::<Position>).transpose();
     let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());

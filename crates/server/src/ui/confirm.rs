@@ -1,14 +1,13 @@
 //! The page that asks before something is changed. Its form repeats the request, with the confirmation.
 
 use axum::http::StatusCode;
-use axum::response::Response;
 use minijinja::context;
 use serde::Serialize;
 
 use super::frame::Visitor;
 use super::words::shown;
 use crate::app::App;
-use crate::problem::ProblemPage;
+use crate::problem::Answer;
 
 /// A question, and the form that answers it.
 #[derive(Default, Serialize)]
@@ -66,7 +65,7 @@ pub struct TextField {
 
 impl Question {
     /// Draws the question. If the last answer was refused, the status is 422, as for a refused form.
-    pub async fn ask(self, app: &App, visitor: &Visitor) -> Result<Response, ProblemPage> {
+    pub async fn ask(self, app: &App, visitor: &Visitor) -> Answer {
         let title = self.title.clone();
         let status = if self.refused.is_some() { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::OK };
         let visitor = visitor.asked_on(&self.back);

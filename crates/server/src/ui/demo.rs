@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::Response;
 use minijinja::context;
 use postcommit_channel::clock;
 use serde::Serialize;
@@ -17,7 +16,7 @@ use crate::app::{App, AppState};
 use crate::demo::Demo;
 use crate::demo::chaos::{Chaos, LATENCY_MS};
 use crate::demo::fakes::{FakeView, Kind};
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem};
 
 /// How many messages of each fake service the page shows.
 const SHOWN: usize = 4;
@@ -42,14 +41,14 @@ struct Sliders {
     sliders: Vec<Slider>,
 }
 
-pub async fn page(State(app): State<AppState>, visitor: Visitor) -> Result<Response, ProblemPage> {
+pub async fn page(State(app): State<AppState>, visitor: Visitor) -> Answer {
     let demo = demo(&app)?;
     let sliders = demo.fakes.views().iter().map(|view| sliders(view, &|_| None, &[])).collect();
     draw(&app, &visitor, &demo, StatusCode::OK, sliders).await
 }
 
 /// Changes how the fake services misbehave. A field that the form leaves out keeps its value.
-pub async fn chaos(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Result<Response, ProblemPage> {
+pub async fn chaos(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Answer {
     let (demo, fields) = (demo(&app)?, Fields::from(form?));
     let read: Vec<(Kind, Read)> = demo.fakes.views().iter().map(|view| (view.kind, read(&fields, view))).collect();
     if read.iter().any(|(_, read)| read.is_err()) {
@@ -67,13 +66,13 @@ pub async fn chaos(State(app): State<AppState>, visitor: Visitor, form: Posted) 
 }
 
 /// Begins an outage, in which every fake service fails for a while.
-pub async fn break_all(State(app): State<AppState>, visitor: Visitor) -> Result<Response, ProblemPage> {
+pub async fn break_all(State(app): State<AppState>, visitor: Visitor) -> Answer {
     demo(&app)?.fakes.break_all();
     Ok(see(visitor.link("/demo")))
 }
 
 /// Ends the outage of the fake services.
-pub async fn mend(State(app): State<AppState>, visitor: Visitor) -> Result<Response, ProblemPage> {
+pub async fn mend(State(app): State<AppState>, visitor: Visitor) -> Answer {
     demo(&app)?.fakes.mend();
     Ok(see(visitor.link("/demo")))
 }
@@ -82,13 +81,7 @@ fn demo(app: &App) -> Result<Arc<Demo>, Problem> {
     app.demo.clone().ok_or_else(|| Problem::not_found("page"))
 }
 
-async fn draw(
-    app: &App,
-    visitor: &Visitor,
-    demo: &Demo,
-    status: StatusCode,
-    sliders: Vec<Sliders>,
-) -> Result<Response, ProblemPage> {
+async fn draw(app: &App, visitor: &Visitor, demo: &Demo, status: StatusCode, sliders: Vec<Sliders>) -> Answer {
     let mut fakes = demo.fakes.views();
     fakes.iter_mut().for_each(|fake| fake.newest.truncate(SHOWN));
     let content = context! {

@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 use axum::extract::{FromRequestParts, Path, RawQuery, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
-use axum::response::Response;
 use minijinja::context;
 use postcommit_channel::model::Scope;
 use postcommit_engine::store::{DeliveryFilter, DeliveryRow, Position};
@@ -19,7 +18,7 @@ use super::frame::{Visitor, with_tenant};
 use super::notifications::row::{Row, rows};
 use super::words::{segment, shown};
 use crate::app::{App, AppState};
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem, ProblemPage};
 use crate::templates::subjects::render_subjects;
 
 /// The number of deliveries of a page.
@@ -94,11 +93,7 @@ struct Offered {
 }
 
 /// The search for an entity, with the newest entities.
-pub async fn search(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
+pub async fn search(State(app): State<AppState>, visitor: Visitor, RawQuery(query): RawQuery) -> Answer {
     if let Some(wanted) = value(query.as_deref(), "entity").map(|wanted| wanted.trim().to_owned()) {
         let page = if wanted.is_empty() { "/entities".to_owned() } else { address(&wanted, "") };
         return Ok(see(visitor.link(&page)));
@@ -153,7 +148,7 @@ pub async fn page(
     visitor: Visitor,
     EntityId(entity): EntityId,
     RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
+) -> Answer {
     let before = value(query.as_deref(), "cursor").map(|cursor| cursor.parse::<Position>());
     let before = before.transpose().map_err(|problem| Problem::invalid("cursor", problem))?;
     let store = visitor.store(&app);
@@ -203,12 +198,7 @@ async fn check(app: &App, visitor: &Visitor, entity: &str) -> Result<(), Problem
 }
 
 /// Cancels the deliveries of an entity that are not sent yet, e.g. the reminders of a cancelled booking.
-pub async fn cancel(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    EntityId(entity): EntityId,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn cancel(State(app): State<AppState>, visitor: Visitor, EntityId(entity): EntityId, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     check(&app, &visitor, &entity).await?;
     let page = visitor.link(&address(&entity, ""));

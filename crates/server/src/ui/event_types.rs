@@ -1,8 +1,7 @@
 //! Declared event types: the list, and one of them with its sample, its placeholders and its rules.
 
-use axum::extract::{Path, RawQuery, State};
+use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use axum::response::Response;
 use minijinja::context;
 use postcommit_channel::model::{QuietRule, Scope};
 use postcommit_engine::store::{EventTypeChange, EventTypeDraft, EventTypeFilter, EventTypeRow};
@@ -14,7 +13,7 @@ use super::confirm::Question;
 use super::frame::Visitor;
 use super::words::{segment, shown};
 use crate::app::{App, AppState};
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem};
 
 /// The number of event types of a page.
 const ROWS: i64 = 50;
@@ -103,12 +102,7 @@ impl Draft {
 }
 
 /// The list of declared event types.
-pub async fn list(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
-    let fields = Fields::of_query(query.as_deref().unwrap_or_default());
+pub async fn list(State(app): State<AppState>, visitor: Visitor, fields: Fields) -> Answer {
     let after = fields.get("after").map(position).transpose()?;
     listing(&app, &visitor, after, Draft::default(), None).await
 }
@@ -125,7 +119,7 @@ async fn listing(
     after: Option<(i32, String)>,
     draft: Draft,
     refused: Option<&Problem>,
-) -> Result<Response, ProblemPage> {
+) -> Answer {
     let filter = EventTypeFilter { tenant: visitor.caller.whose(), after, limit: ROWS + 1 };
     let mut rows = visitor.store(app).event_type_rows(&filter).await?;
     let fits = usize::try_from(ROWS).unwrap_or(0);
@@ -176,7 +170,7 @@ fn told(problem: &Problem) -> minijinja::Value {
 }
 
 /// Declares an event type.
-pub async fn create(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Result<Response, ProblemPage> {
+pub async fn create(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Answer {
     let draft = Draft::typed(&form?.into());
     let made = async {
         visitor.has_chosen(&app).await?;
@@ -194,11 +188,7 @@ pub async fn create(State(app): State<AppState>, visitor: Visitor, form: Posted)
 }
 
 /// The page of an event type.
-pub async fn page(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(name): Path<String>,
-) -> Result<Response, ProblemPage> {
+pub async fn page(State(app): State<AppState>, visitor: Visitor, Path(name): Path<String>) -> Answer {
     let row = find(&app, &visitor, &name).await?;
     one(&app, &visitor, &row, Draft::stored(&row), None).await
 }
@@ -208,13 +198,7 @@ async fn find(app: &App, visitor: &Visitor, name: &str) -> Result<EventTypeRow, 
     found.ok_or_else(|| Problem::not_found("event type"))
 }
 
-async fn one(
-    app: &App,
-    visitor: &Visitor,
-    row: &EventTypeRow,
-    draft: Draft,
-    refused: Option<&Problem>,
-) -> Result<Response, ProblemPage> {
+async fn one(app: &App, visitor: &Visitor, row: &EventTypeRow, draft: Draft, refused: Option<&Problem>) -> Answer {
     let content = context! {
         name => row.name.as_str(),
         path_of => format!("/event-types/{}", segment(&row.name)),
@@ -229,12 +213,7 @@ async fn one(
 }
 
 /// Saves an event type.
-pub async fn save(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(name): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn save(State(app): State<AppState>, visitor: Visitor, Path(name): Path<String>, form: Posted) -> Answer {
     let row = find(&app, &visitor, &name).await?;
     let draft = Draft::typed(&form?.into());
     let saved = async {
@@ -260,12 +239,7 @@ pub async fn save(
 }
 
 /// Deletes the declaration of an event type.
-pub async fn delete(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(name): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn delete(State(app): State<AppState>, visitor: Visitor, Path(name): Path<String>, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let row = find(&app, &visitor, &name).await?;
     let path = format!("/event-types/{}", segment(&row.name));

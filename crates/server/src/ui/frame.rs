@@ -22,7 +22,7 @@ use super::{Group, Page, demo_pages, pages};
 use crate::app::{App, AppState};
 use crate::auth::{self, Caller};
 use crate::html;
-use crate::problem::{Problem, ProblemKind, ProblemPage};
+use crate::problem::{Answer, Problem, ProblemKind, ProblemPage};
 use crate::read::Form;
 
 /// The maximum number of tenants that the menu offers. With more tenants, a person types the name.
@@ -49,11 +49,7 @@ pub struct Visitor {
 
 /// The middleware of every page. It admits a signed-in caller with the scope of the page, and draws a refusal of the
 /// page in the frame.
-pub async fn admit(
-    State((app, scope)): State<(AppState, Option<Scope>)>,
-    request: Request,
-    next: Next,
-) -> Result<Response, ProblemPage> {
+pub async fn admit(State((app, scope)): State<(AppState, Option<Scope>)>, request: Request, next: Next) -> Answer {
     let (mut parts, body) = request.into_parts();
     if let Some(all) = without_tenant(&parts.uri).filter(|_| reads(&parts.method)) {
         return Ok(see(all));
@@ -152,19 +148,12 @@ impl Visitor {
     }
 
     /// Draws a page: the template `name` in the frame. `content` are the values of the template.
-    pub async fn page(&self, app: &App, name: &str, title: &str, content: Value) -> Result<Response, ProblemPage> {
+    pub async fn page(&self, app: &App, name: &str, title: &str, content: Value) -> Answer {
         self.page_as(app, StatusCode::OK, name, title, content).await
     }
 
     /// Draws a page with this status, e.g. of a form that was refused.
-    pub async fn page_as(
-        &self,
-        app: &App,
-        status: StatusCode,
-        name: &str,
-        title: &str,
-        content: Value,
-    ) -> Result<Response, ProblemPage> {
+    pub async fn page_as(&self, app: &App, status: StatusCode, name: &str, title: &str, content: Value) -> Answer {
         let frame = self.frame(app, title, status).await?;
         // The values of the frame take precedence, so that no page replaces the token or the tenant by accident.
         drawn(status, name, context! { ..frame, ..content }).map_err(ProblemPage::from)
@@ -295,7 +284,7 @@ pub struct ThemeForm {
 }
 
 /// Keeps the theme in a cookie for a year and returns to the page.
-pub async fn choose_theme(form: Result<Form<ThemeForm>, Problem>) -> Result<Response, ProblemPage> {
+pub async fn choose_theme(form: Result<Form<ThemeForm>, Problem>) -> Answer {
     let Form(ThemeForm { theme, back }) = form?;
     let Some((name, _)) = THEMES.iter().find(|(name, _)| *name == theme) else {
         return Err(Problem::invalid("theme", format!("is {theme:?}; allowed are auto, light and dark")).into());

@@ -1,7 +1,6 @@
 //! The glossary: every state, every reason why a delivery is parked, and every code of a skipped delivery, in plain words.
 
 use axum::extract::State;
-use axum::response::Response;
 use minijinja::context;
 use postcommit_channel::model::{DeliveryState, Reason};
 use postcommit_engine::store::DeliveryRow;
@@ -10,7 +9,7 @@ use serde::Serialize;
 use super::frame::Visitor;
 use super::words::{sentence_case, shown};
 use crate::app::AppState;
-use crate::problem::ProblemPage;
+use crate::problem::Answer;
 
 /// A word of the glossary. Its name is the anchor of its entry.
 #[derive(Serialize)]
@@ -45,7 +44,7 @@ const NAMES: [(&[DeliveryState], [&str; 5]); 4] = {
     ]
 };
 
-pub async fn page(State(app): State<AppState>, visitor: Visitor) -> Result<Response, ProblemPage> {
+pub async fn page(State(app): State<AppState>, visitor: Visitor) -> Answer {
     let states = DeliveryState::ALL.map(|state| Entry::new(state.name(), of_state(state)));
     let reasons = Reason::ALL.map(|reason| Entry::new(reason.name(), of_reason(reason)));
     let codes = SKIPPED.map(|(code, says, advice)| Entry::new(code, (says, advice)));

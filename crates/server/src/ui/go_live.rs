@@ -1,16 +1,15 @@
 //! The checklist before an installation sends to real people.
 
 use axum::extract::State;
-use axum::response::Response;
 use minijinja::context;
 
 use super::frame::Visitor;
 use super::words::shown;
 use crate::app::AppState;
 use crate::go_live::{self, Standing};
-use crate::problem::ProblemPage;
+use crate::problem::Answer;
 
-pub async fn page(State(app): State<AppState>, visitor: Visitor) -> Result<Response, ProblemPage> {
+pub async fn page(State(app): State<AppState>, visitor: Visitor) -> Answer {
     // The checklist is about the whole installation, whichever tenant was chosen.
     let store = visitor.caller.store_of_all(&app);
     let lines = go_live::checklist(&app, &store).await?;

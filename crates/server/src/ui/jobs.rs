@@ -1,7 +1,6 @@
 //! Jobs: acts on many deliveries, their progress, and how to stop them.
 
 use axum::extract::{Path, RawQuery, State};
-use axum::response::Response;
 use minijinja::context;
 use postcommit_channel::model::Scope;
 use postcommit_engine::store::{Act, Job, StateCounts};
@@ -14,7 +13,7 @@ use super::confirm::Question;
 use super::frame::Visitor;
 use super::words::{counted, grouped, sentence_case, shown};
 use crate::app::AppState;
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem};
 
 /// The number of jobs of a page.
 const JOBS: i64 = 50;
@@ -80,11 +79,7 @@ fn condition((name, value): (&String, &Value)) -> String {
 }
 
 /// The list of jobs, newest first.
-pub async fn list(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
+pub async fn list(State(app): State<AppState>, visitor: Visitor, RawQuery(query): RawQuery) -> Answer {
     let query = query.unwrap_or_default();
     let before = form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "before");
     let before =
@@ -100,11 +95,7 @@ pub async fn list(
 }
 
 /// The progress of a job.
-pub async fn page(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(id): Path<String>,
-) -> Result<Response, ProblemPage> {
+pub async fn page(State(app): State<AppState>, visitor: Visitor, Path(id): Path<String>) -> Answer {
     let job = find(&app, &visitor, &id).await?;
     let outcome = match job.kind {
         Act::Retry if job.done > 0 => outcome(&visitor.store(&app).job_outcome(&job).await?, job.done),
@@ -141,12 +132,7 @@ async fn find(app: &AppState, visitor: &Visitor, id: &str) -> Result<Job, Proble
 }
 
 /// Stops a job after its current batch.
-pub async fn cancel(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(id): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn cancel(State(app): State<AppState>, visitor: Visitor, Path(id): Path<String>, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let job = find(&app, &visitor, &id).await?;
     let page = visitor.link(&format!("/jobs/{}", job.id));

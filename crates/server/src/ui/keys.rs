@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use axum::extract::{Path, RawQuery, State};
+use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use axum::response::Response;
 use minijinja::context;
 use postcommit::Timestamp;
 use postcommit_channel::clock;
@@ -18,7 +17,7 @@ use super::frame::Visitor;
 use super::words::shown;
 use crate::app::{App, AppState};
 use crate::people;
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem};
 
 /// The number of keys of a page.
 const KEYS: i64 = 50;
@@ -109,12 +108,7 @@ struct Refused<'a> {
 }
 
 /// The list of keys and of people who are signed in.
-pub async fn page(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
-    let fields = Fields::of_query(query.as_deref().unwrap_or_default());
+pub async fn page(State(app): State<AppState>, visitor: Visitor, fields: Fields) -> Answer {
     let before = fields.get("before").map(position).transpose()?;
     list(&app, &visitor, before, None).await
 }
@@ -131,7 +125,7 @@ async fn list(
     visitor: &Visitor,
     before: Option<(Timestamp, String)>,
     refused: Option<Refused<'_>>,
-) -> Result<Response, ProblemPage> {
+) -> Answer {
     let (store, tenant) = (visitor.store(app), visitor.caller.whose());
     let mut keys = store.key_rows(&KeyFilter { tenant, before, limit: KEYS + 1 }).await?;
     let fits = usize::try_from(KEYS).unwrap_or(0);
@@ -176,7 +170,7 @@ fn scopes(fields: &Fields) -> Vec<String> {
 }
 
 /// Creates a key, and shows it once.
-pub async fn create(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Result<Response, ProblemPage> {
+pub async fn create(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     match make_key(&app, &visitor, &fields).await {
         // The key is revealed here to show it once.
@@ -201,7 +195,7 @@ async fn make_key(app: &App, visitor: &Visitor, fields: &Fields) -> Result<Strin
 }
 
 /// Creates a sign-in link, and shows it once.
-pub async fn create_link(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Result<Response, ProblemPage> {
+pub async fn create_link(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     match make_link(&app, &visitor, &fields).await {
         Ok(link) => show_once(&app, &visitor, "The sign-in link is created", "link", &link).await,
@@ -220,23 +214,12 @@ async fn make_link(app: &App, visitor: &Visitor, fields: &Fields) -> Result<Stri
 
 /// Shows a secret in the answer to the form that made it. The secret is in no URL, and the browser does not store the
 /// answer.
-async fn show_once(
-    app: &App,
-    visitor: &Visitor,
-    title: &str,
-    what: &str,
-    secret: &str,
-) -> Result<Response, ProblemPage> {
+async fn show_once(app: &App, visitor: &Visitor, title: &str, what: &str, secret: &str) -> Answer {
     visitor.page(app, "secret.html", title, context! { what, secret }).await
 }
 
 /// Revokes a key.
-pub async fn revoke(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(id): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn revoke(State(app): State<AppState>, visitor: Visitor, Path(id): Path<String>, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let none = || Problem::not_found("key");
     let key = visitor.store(&app).key_row(visitor.caller.whose(), &id).await?.ok_or_else(none)?;
@@ -258,7 +241,7 @@ pub async fn revoke(
 }
 
 /// Ends all sessions of a person.
-pub async fn sign_out(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Result<Response, ProblemPage> {
+pub async fn sign_out(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let back = visitor.link("/keys");
     let Some(actor) = fields.get("actor") else {

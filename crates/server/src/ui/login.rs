@@ -13,7 +13,7 @@ use crate::auth::csrf::same_origin;
 use crate::auth::{self, COOKIE, SESSION_LASTS, cookie_named};
 use crate::door::Client;
 use crate::html;
-use crate::problem::{Problem, ProblemKind, ProblemPage};
+use crate::problem::{Answer, Problem, ProblemKind};
 use crate::read::{Form, Params};
 
 /// The query of a sign-in link. The form on the sign-in page posts the same field.
@@ -54,7 +54,7 @@ fn way_back(headers: &HeaderMap) -> String {
 
 /// The page of a sign-in link. Only its button uses up the link, so that mail scanners that open links do not. Without a
 /// link it says how to get one.
-pub async fn login_page(headers: HeaderMap, link: Result<Params<Link>, Problem>) -> Result<Response, ProblemPage> {
+pub async fn login_page(headers: HeaderMap, link: Result<Params<Link>, Problem>) -> Answer {
     let Params(Link { token: Some(token) }) = link? else { return Ok(how_to_sign_in(&headers)) };
     let token: String = token.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_')).collect();
     let form = format!(
@@ -82,7 +82,7 @@ pub async fn login(
     client: Option<Extension<Client>>,
     headers: HeaderMap,
     link: Result<Form<Link>, Problem>,
-) -> Result<Response, ProblemPage> {
+) -> Answer {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     if !same_origin(text(header::ORIGIN), text(header::HOST)) {
         return Err(Problem::new(
@@ -116,11 +116,7 @@ pub async fn login(
 }
 
 /// Ends the session of the person who is signed in.
-pub async fn sign_out(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    headers: HeaderMap,
-) -> Result<Response, ProblemPage> {
+pub async fn sign_out(State(app): State<AppState>, visitor: Visitor, headers: HeaderMap) -> Answer {
     if let Some(token) = auth::cookie(&headers) {
         // The session ends regardless of the tenant that the query names.
         visitor.caller.store_of_all(&app).end_session(token).await?;

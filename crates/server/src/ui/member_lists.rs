@@ -1,7 +1,6 @@
 //! Lists of recipients: all of them, one with its members, and their changes.
 
-use axum::extract::{Path, RawQuery, State};
-use axum::response::Response;
+use axum::extract::{Path, State};
 use minijinja::context;
 use postcommit_channel::model::{ADDRESS_KINDS, Scope};
 use postcommit_engine::store::{ListFilter, ListRow, MemberDraft, MemberPlace, MemberRow, Store};
@@ -15,7 +14,7 @@ use super::typed::Typed;
 use super::words::{grouped, segment, shown};
 use crate::app::{App, AppState};
 use crate::cursor::page_of;
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem};
 
 /// The number of lists, or of members, of a page.
 const ROWS: i64 = 50;
@@ -34,12 +33,7 @@ struct Row {
 }
 
 /// Shows the lists of recipients, ordered by name, or the form for a new list.
-pub async fn list(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
-    let query = Query::read(query.as_deref())?;
+pub async fn list(State(app): State<AppState>, visitor: Visitor, query: Query) -> Answer {
     if query.get("new").is_some() {
         visitor.caller.may(Scope::Edit)?;
         return new(&app, &visitor, &Typed::default()).await;
@@ -69,7 +63,7 @@ fn listed(visitor: &Visitor, row: ListRow, size: i64) -> Row {
     }
 }
 
-async fn new(app: &App, visitor: &Visitor, typed: &Typed) -> Result<Response, ProblemPage> {
+async fn new(app: &App, visitor: &Visitor, typed: &Typed) -> Answer {
     let content = context! { form => typed.shown(), must_choose => visitor.must_choose(app).await? };
     visitor.page_as(app, typed.status(), "member_lists.html", "New list", content).await
 }
@@ -79,7 +73,7 @@ fn path(name: &str) -> String {
 }
 
 /// Creates a list.
-pub async fn create(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Result<Response, ProblemPage> {
+pub async fn create(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Answer {
     let mut typed = Typed::of(&form?.into(), &["name", "description"]);
     let made = async {
         visitor.has_chosen(&app).await?;
@@ -88,9 +82,8 @@ pub async fn create(State(app): State<AppState>, visitor: Visitor, form: Posted)
     };
     match made.await {
         Ok(made) => Ok(see(Done::one("list-saved").at(&visitor.link(&path(&made.name))))),
-        Err(problem) if Problem::status(&problem).is_server_error() => Err(problem.into()),
         Err(problem) => {
-            typed.refuse(&problem);
+            typed.refused(problem)?;
             new(&app, &visitor, &typed).await
         }
     }
@@ -139,7 +132,7 @@ impl<'a> One<'a> {
         Ok(Self { app, visitor, store, row, about, add: Typed::default() })
     }
 
-    async fn draw(&self, query: &Query) -> Result<Response, ProblemPage> {
+    async fn draw(&self, query: &Query) -> Answer {
         let (tenant, name) = (self.visitor.caller.tenant(), self.row.name.as_str());
         let after = query.cursor::<MemberPlace>()?;
         let rows = self.store.member_rows(tenant, name, after.as_ref(), ROWS + 1).await?;
@@ -160,43 +153,27 @@ impl<'a> One<'a> {
 }
 
 /// The page of a list, with a page of its members.
-pub async fn page(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(name): Path<String>,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
-    One::of(&app, &visitor, &name).await?.draw(&Query::read(query.as_deref())?).await
+pub async fn page(State(app): State<AppState>, visitor: Visitor, Path(name): Path<String>, query: Query) -> Answer {
+    One::of(&app, &visitor, &name).await?.draw(&query).await
 }
 
 /// Saves the description of a list.
-pub async fn save(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(name): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn save(State(app): State<AppState>, visitor: Visitor, Path(name): Path<String>, form: Posted) -> Answer {
     let mut one = One::of(&app, &visitor, &name).await?;
     one.about = Typed::of(&form?.into(), &["description", "revision"]);
     let (revision, description) = (one.about.get("revision").parse().ok(), one.about.some("description"));
     let saved = one.store.update_list(visitor.caller.tenant(), &name, revision, Some(description.as_deref())).await;
-    match saved.map_err(Problem::from) {
+    match saved {
         Ok(_) => Ok(see(Done::one("list-saved").at(&visitor.link(&path(&name))))),
-        Err(problem) if problem.status().is_server_error() => Err(problem.into()),
-        Err(problem) => {
-            one.about.refuse(&problem);
+        Err(error) => {
+            one.about.refused(error.into())?;
             one.draw(&Query::default()).await
         }
     }
 }
 
 /// Adds a member to a list, or removes one.
-pub async fn members(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(name): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn members(State(app): State<AppState>, visitor: Visitor, Path(name): Path<String>, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let mut one = One::of(&app, &visitor, &name).await?;
     one.add = Typed::of(&fields, &["kind", "member", "channel"]);
@@ -221,23 +198,17 @@ pub async fn members(
     }
     let (draft, none) = ([draft], []);
     let (add, remove): (&[_], &[_]) = if removes { (&none, &draft) } else { (&draft, &none) };
-    match one.store.change_members(visitor.caller.tenant(), &name, add, remove).await.map_err(Problem::from) {
+    match one.store.change_members(visitor.caller.tenant(), &name, add, remove).await {
         Ok(_) => Ok(see(Done::one("members-changed").at(&visitor.link(&path(&name))))),
-        Err(problem) if problem.status().is_server_error() => Err(problem.into()),
-        Err(problem) => {
-            one.add.refuse(&problem);
+        Err(error) => {
+            one.add.refused(error.into())?;
             one.draw(&Query::default()).await
         }
     }
 }
 
 /// Deletes a list.
-pub async fn delete(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(name): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn delete(State(app): State<AppState>, visitor: Visitor, Path(name): Path<String>, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let one = One::of(&app, &visitor, &name).await?;
     if !fields.is_yes("confirmed") {

@@ -6,7 +6,7 @@ mod story;
 
 use axum::extract::{Path, RawQuery, State};
 use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use minijinja::{Value, context};
 use postcommit_channel::model::{DeliveryId, DeliveryKey, Scope, StoredNotification};
 use postcommit_engine::store::{DeliveryFilter, DeliveryRow, EditError, StateCounts, SuppressionFilter};
@@ -21,7 +21,7 @@ use super::words::shown;
 use super::{entities, glossary};
 use crate::app::{App, AppState};
 use crate::html;
-use crate::problem::{Problem, ProblemKind, ProblemPage};
+use crate::problem::{Answer, Problem, ProblemKind};
 use crate::templates::Templates;
 use crate::templates::preview::Preview;
 use story::{Step, sentence, steps};
@@ -69,7 +69,7 @@ pub async fn page(
     visitor: Visitor,
     Path(id): Path<String>,
     RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
+) -> Answer {
     let Found { note, rows, states, has_more, chosen } = find(&app, &visitor, &id, wanted(query.as_deref())).await?;
     let key = DeliveryKey { tenant: note.tenant, notification: note.id, n: chosen.n };
     let store = visitor.store(&app);
@@ -279,11 +279,7 @@ pub async fn as_sent(
 }
 
 /// The HTML of a mail, for the sandboxed frame of the page.
-pub async fn mail(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path((id, n)): Path<(String, String)>,
-) -> Result<Response, ProblemPage> {
+pub async fn mail(State(app): State<AppState>, visitor: Visitor, Path((id, n)): Path<(String, String)>) -> Answer {
     let n = n.parse().map_err(|_| Problem::not_found("delivery"))?;
     let Found { note, chosen, .. } = find(&app, &visitor, &id, Some(n)).await?;
     if chosen.n != n {

@@ -9,7 +9,7 @@ pub mod views;
 use axum::extract::{RawQuery, State};
 use axum::http::header::LOCATION;
 use axum::http::{HeaderMap, StatusCode};
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use minijinja::context;
 use postcommit_channel::model::{CHANNELS, Scope};
 use postcommit_engine::store::{DeliveryFilter, Kpis};
@@ -18,7 +18,7 @@ use serde::Serialize;
 use super::frame::Visitor;
 use super::words::{grouped, shown};
 use crate::app::{App, AppState};
-use crate::problem::ProblemPage;
+use crate::problem::Answer;
 use filter::{ENDED, Filter, PERIODS, error_classes, reasons};
 
 /// The number of rows of a page.
@@ -39,7 +39,7 @@ pub async fn list(
     visitor: Visitor,
     headers: HeaderMap,
     RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
+) -> Answer {
     match Filter::read(query.as_deref().unwrap_or_default())? {
         Ok(filter) => draw(&app, &visitor, &headers, &filter, StatusCode::OK, None).await,
         Err(fields) => Ok((StatusCode::SEE_OTHER, [(LOCATION, visitor.link(&fields))]).into_response()),
@@ -54,7 +54,7 @@ async fn draw(
     filter: &Filter,
     status: StatusCode,
     refused: Option<(&str, String)>,
-) -> Result<Response, ProblemPage> {
+) -> Answer {
     let store = visitor.store(app);
     let of_store = filter.of_store(store.now().await?, app.stuck_after)?;
     let of_store = DeliveryFilter { tenant: visitor.caller.whose(), limit: ROWS, ..of_store };

@@ -7,7 +7,6 @@ mod sites;
 use std::time::Duration;
 
 use axum::extract::{RawQuery, State};
-use axum::response::Response;
 use minijinja::{Value, context};
 use postcommit::Timestamp;
 use postcommit_channel::model::Scope;
@@ -20,7 +19,7 @@ use super::frame::Visitor;
 use super::words::{day, dotted, grouped, shown, span, time, waiting_of};
 use crate::app::{App, AppState};
 use crate::go_live;
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem};
 use lanes::{LANES, Lane, Permits, lanes};
 use latency::Latencies;
 use sites::sites;
@@ -60,11 +59,7 @@ pub struct Attention {
     open: &'static str,
 }
 
-pub async fn page(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
+pub async fn page(State(app): State<AppState>, visitor: Visitor, RawQuery(query): RawQuery) -> Answer {
     let range = range(query.as_deref().unwrap_or_default())?;
     let interval = Duration::from_secs(range.minutes * 60);
     let kpis = app.tallies.over(&app, &visitor.caller, Some(KpiGrouping::Provider), interval).await?;

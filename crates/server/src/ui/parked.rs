@@ -1,7 +1,6 @@
 //! Parked deliveries, grouped by the class of their error.
 
 use axum::extract::State;
-use axum::response::Response;
 use minijinja::context;
 use postcommit_channel::model::Scope;
 use postcommit_engine::store::{DeliveryFilter, KpiGroup, KpiGrouping};
@@ -12,7 +11,7 @@ use super::notifications::filter::Filter;
 use super::notifications::row::{Row, rows};
 use super::words::{grouped, sentence_case, shown};
 use crate::app::{App, AppState};
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem};
 
 /// The maximum number of groups. There are twelve classes of errors, and a group for deliveries without a class.
 const GROUPS: usize = 20;
@@ -37,7 +36,7 @@ struct Group {
 }
 
 /// The page of parked deliveries.
-pub async fn page(State(app): State<AppState>, visitor: Visitor) -> Result<Response, ProblemPage> {
+pub async fn page(State(app): State<AppState>, visitor: Visitor) -> Answer {
     let interval = app.tools.kpi.interval();
     let kpis = app.tallies.over(&app, &visitor.caller, Some(KpiGrouping::Error), interval).await?;
     let mut groups = Vec::new();

@@ -12,7 +12,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use axum::extract::{Path, State};
-use axum::response::Response;
 use minijinja::{Value, context};
 use postcommit::Timestamp;
 use postcommit_channel::driver::{self, Destination};
@@ -29,7 +28,7 @@ use super::overview::latency::median;
 use super::words::{dotted, segment, sentence_case, shown, waiting_of};
 use crate::app::{App, AppState};
 use crate::callbacks;
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem};
 use crate::providers::{stored_secrets, workshop};
 use catalogue::Entry;
 use lane::LaneState;
@@ -90,7 +89,7 @@ struct Attempt {
 }
 
 /// The list of providers, sorted by tenant, the oldest first.
-pub async fn list(State(app): State<AppState>, visitor: Visitor) -> Result<Response, ProblemPage> {
+pub async fn list(State(app): State<AppState>, visitor: Visitor) -> Answer {
     let (store, whose) = (visitor.store(&app), visitor.caller.whose());
     let mut providers = match whose {
         Some(tenant) => store.providers_of(tenant).await?,
@@ -192,14 +191,16 @@ fn rate(provider: &Provider) -> Option<String> {
     Some(format!("{per_s} a second, burst {burst}"))
 }
 
+/// The provider with this name in the tenant of the visitor.
+async fn find(app: &App, visitor: &Visitor, name: &str) -> Result<Provider, Problem> {
+    let store = visitor.caller.store_of_one(app);
+    Ok(workshop(app, &store, &visitor.caller).find(visitor.caller.tenant(), name).await?)
+}
+
 /// The page of one provider.
-pub async fn page(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(name): Path<String>,
-) -> Result<Response, ProblemPage> {
+pub async fn page(State(app): State<AppState>, visitor: Visitor, Path(name): Path<String>) -> Answer {
     let store = visitor.caller.store_of_one(&app);
-    let provider = workshop(&app, &store, &visitor.caller).find(visitor.caller.tenant(), &name).await?;
+    let provider = find(&app, &visitor, &name).await?;
     let closed = Closed::read(&store, Some(provider.tenant), Some(provider.id), HOSTS_SHOWN).await?;
     let now = store.now().await?;
     let lane = LaneState::of(&provider, closed.unopened.get(&provider.id), now);

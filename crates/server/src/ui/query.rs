@@ -1,9 +1,11 @@
 //! The query of a list's page: its filters and its cursor.
 
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 
 use crate::cursor::decode;
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemPage};
 use crate::read::holds_no_nul;
 
 /// The parameters of a URL, without `done`, the result of the last act, and without `tenant`, which every link adds
@@ -11,14 +13,19 @@ use crate::read::holds_no_nul;
 #[derive(Default, Clone)]
 pub struct Query(Vec<(String, String)>);
 
-impl Query {
-    pub fn read(query: Option<&str>) -> Result<Self, Problem> {
-        let pairs = form_urlencoded::parse(query.unwrap_or_default().as_bytes()).into_owned();
+impl<S: Send + Sync> FromRequestParts<S> for Query {
+    type Rejection = ProblemPage;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ProblemPage> {
+        let pairs = form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes()).into_owned();
         let kept = pairs.filter(|(name, value)| !["done", "tenant"].contains(&name.as_str()) && !value.is_empty());
         let query = Self(kept.collect());
-        query.0.iter().try_for_each(|(name, value)| holds_no_nul(name, value)).map(|()| query)
+        query.0.iter().try_for_each(|(name, value)| holds_no_nul(name, value))?;
+        Ok(query)
     }
+}
 
+impl Query {
     /// The value of a parameter. `None` if it is empty or missing.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(other, _)| other == name).map(|(_, value)| value.as_str())

@@ -1,7 +1,6 @@
 //! Suppressions: the list with its filter, and how an address is suppressed and released.
 
-use axum::extract::{RawQuery, State};
-use axum::response::Response;
+use axum::extract::State;
 use minijinja::context;
 use postcommit::{Timestamp, limits};
 use postcommit_channel::model::{CHANNELS, Scope};
@@ -16,7 +15,7 @@ use super::typed::Typed;
 use super::words::shown;
 use crate::app::{App, AppState};
 use crate::cursor::page_of;
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem};
 use crate::read::check_lengths;
 
 /// The number of suppressions of a page.
@@ -39,15 +38,11 @@ struct Row {
 }
 
 /// The list of suppressions, ordered by channel and address.
-pub async fn list(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
-    draw(&app, &visitor, &Query::read(query.as_deref())?, &Typed::default()).await
+pub async fn list(State(app): State<AppState>, visitor: Visitor, query: Query) -> Answer {
+    draw(&app, &visitor, &query, &Typed::default()).await
 }
 
-async fn draw(app: &App, visitor: &Visitor, query: &Query, add: &Typed) -> Result<Response, ProblemPage> {
+async fn draw(app: &App, visitor: &Visitor, query: &Query, add: &Typed) -> Answer {
     let (channel, address) = (query.get("channel"), query.get("address"));
     check_lengths(&[("channel", channel)], limits::SHORT_NAME_CHARS)?;
     check_lengths(&[("address", address)], limits::ADDRESS_BYTES)?;
@@ -89,7 +84,7 @@ fn listed(visitor: &Visitor, row: SuppressionRow) -> Row {
 }
 
 /// Suppresses an address.
-pub async fn add(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Result<Response, ProblemPage> {
+pub async fn add(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Answer {
     let mut typed = Typed::of(&form?.into(), &FIELDS);
     let made = async {
         visitor.has_chosen(&app).await?;
@@ -100,9 +95,8 @@ pub async fn add(State(app): State<AppState>, visitor: Visitor, form: Posted) ->
     };
     match made.await {
         Ok(_) => Ok(see(Done::one("suppressed").at(&visitor.link("/suppressions")))),
-        Err(problem) if Problem::status(&problem).is_server_error() => Err(problem.into()),
         Err(problem) => {
-            typed.refuse(&problem);
+            typed.refused(problem)?;
             draw(&app, &visitor, &Query::default(), &typed).await
         }
     }
@@ -118,7 +112,7 @@ fn until(typed: &Typed) -> Result<Option<Timestamp>, Problem> {
 }
 
 /// Removes a suppression.
-pub async fn remove(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Result<Response, ProblemPage> {
+pub async fn remove(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let (channel, address) = (fields.get("channel").unwrap_or_default(), fields.get("address").unwrap_or_default());
     if !fields.is_yes("confirmed") {

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::response::Response;
 use minijinja::{Value, context};
 use postcommit_engine::db::LATEST;
 use postcommit_engine::store::{HeldLeases, HeldSnapshot, Holder, Store, TableSize};
@@ -14,7 +13,7 @@ use super::frame::Visitor;
 use super::words::{grouped, shown, span};
 use crate::app::{App, AppState};
 use crate::doctor::{self, Finding, Installation};
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem};
 
 /// The maximum number of workers, lanes, transactions and tables that are listed.
 const LISTED: i64 = 20;
@@ -43,7 +42,7 @@ impl From<Finding> for Shown {
     }
 }
 
-pub async fn page(State(app): State<AppState>, visitor: Visitor) -> Result<Response, ProblemPage> {
+pub async fn page(State(app): State<AppState>, visitor: Visitor) -> Answer {
     let store = visitor.caller.store_of_all(&app);
     let (bad, good) = findings(&app, &store).await;
     let content = context! {

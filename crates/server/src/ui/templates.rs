@@ -8,8 +8,7 @@ pub mod look;
 pub mod trial;
 pub mod versions;
 
-use axum::extract::{RawQuery, State};
-use axum::response::Response;
+use axum::extract::State;
 use minijinja::context;
 use postcommit::limits;
 use postcommit_channel::model::CHANNELS;
@@ -22,7 +21,7 @@ use super::typed::Typed;
 use super::words::{dotted, segment, shown};
 use crate::app::AppState;
 use crate::cursor::page_of;
-use crate::problem::ProblemPage;
+use crate::problem::Answer;
 use crate::read::check_lengths;
 
 /// The number of templates of a page.
@@ -45,12 +44,7 @@ struct Row {
 }
 
 /// Shows the templates, ordered by id, or the form for a new template.
-pub async fn list(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
-    let query = Query::read(query.as_deref())?;
+pub async fn list(State(app): State<AppState>, visitor: Visitor, query: Query) -> Answer {
     if query.get("new").is_some() {
         return editor::new(&app, &visitor).await;
     }

@@ -71,6 +71,15 @@ impl Typed {
         }
     }
 
+    /// Refuses a form because of its values. A failure of the server is returned instead.
+    pub fn refused(&mut self, problem: Problem) -> Result<(), Problem> {
+        if problem.status().is_server_error() {
+            return Err(problem);
+        }
+        self.refuse(&problem);
+        Ok(())
+    }
+
     /// The status of the page with the form.
     pub fn status(&self) -> StatusCode {
         self.status

@@ -4,14 +4,13 @@
 use axum::Extension;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use axum::response::Response;
 use postcommit_channel::model::ANY;
 use postcommit_engine::unsubscribe::{Unsubscribe, Who};
 
 use crate::app::{App, AppState};
 use crate::door::Client;
 use crate::html;
-use crate::problem::{Problem, ProblemKind, ProblemPage};
+use crate::problem::{Answer, Problem, ProblemKind};
 
 const TITLE: &str = "Unsubscribe";
 
@@ -20,7 +19,7 @@ pub async fn unsubscribe_page(
     State(app): State<AppState>,
     client: Option<Extension<Client>>,
     Path(token): Path<String>,
-) -> Result<Response, ProblemPage> {
+) -> Answer {
     let link = find(&app, client.as_deref(), &token).await?;
     let form = format!(
         "<p>Do you want to stop {}?</p><form method=\"post\" action=\"\"><button autofocus>Unsubscribe</button></form>",
@@ -35,7 +34,7 @@ pub async fn unsubscribe(
     State(app): State<AppState>,
     client: Option<Extension<Client>>,
     Path(token): Path<String>,
-) -> Result<Response, ProblemPage> {
+) -> Answer {
     let link = find(&app, client.as_deref(), &token).await?;
     link.apply(&app.store).await.map_err(Problem::from)?;
     Ok(html::page(StatusCode::OK, TITLE, &format!("<p>Done. You will get no more {}.</p>", what(&link))))

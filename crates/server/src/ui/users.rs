@@ -3,8 +3,7 @@
 pub mod acts;
 pub mod one;
 
-use axum::extract::{RawQuery, State};
-use axum::response::Response;
+use axum::extract::State;
 use minijinja::context;
 use postcommit::limits;
 use postcommit_channel::model::Scope;
@@ -17,7 +16,7 @@ use super::typed::Typed;
 use super::words::{dotted, segment, shown};
 use crate::app::{App, AppState};
 use crate::cursor::encode;
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem};
 use crate::read::check_lengths;
 
 /// The number of users of a page.
@@ -36,12 +35,7 @@ struct Row {
 }
 
 /// Shows the users, ordered by id, or the users that a search finds, or the form for a new user.
-pub async fn list(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
-    let query = Query::read(query.as_deref())?;
+pub async fn list(State(app): State<AppState>, visitor: Visitor, query: Query) -> Answer {
     if query.get("new").is_some() {
         visitor.caller.may(Scope::Edit)?;
         return new(&app, &visitor, &Typed::default()).await;
@@ -75,7 +69,7 @@ async fn find(app: &App, visitor: &Visitor, query: &Query, words: Option<&str>) 
 }
 
 /// The form of a new user.
-pub async fn new(app: &App, visitor: &Visitor, typed: &Typed) -> Result<Response, ProblemPage> {
+pub async fn new(app: &App, visitor: &Visitor, typed: &Typed) -> Answer {
     let content = context! { form => typed.shown(), must_choose => visitor.must_choose(app).await? };
     visitor.page_as(app, typed.status(), "users.html", "New user", content).await
 }

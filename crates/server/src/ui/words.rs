@@ -12,8 +12,8 @@ use serde::Serialize;
 
 use super::chart;
 use super::frame::with_tenant;
-use crate::html::escape;
 pub use crate::html::sentence_case;
+use crate::html::{entity, escape};
 
 /// Adds the filters and functions to the engine of the templates.
 pub fn add_to(engine: &mut Environment<'_>) {
@@ -49,15 +49,11 @@ pub fn segment(text: &str) -> String {
 fn typed(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
-        match c {
-            '&' => safe.push_str("&amp;"),
-            '<' => safe.push_str("&lt;"),
-            '>' => safe.push_str("&gt;"),
-            '"' => safe.push_str("&quot;"),
-            '\'' => safe.push_str("&#39;"),
+        match entity(c) {
+            Some(entity) => safe.push_str(entity),
             // A browser would read a plain CR as a line feed.
-            '\r' => safe.push_str("&#13;"),
-            c => safe.push(c),
+            None if c == '\r' => safe.push_str("&#13;"),
+            None => safe.push(c),
         }
     }
     safe

@@ -1,6 +1,6 @@
 //! Packets of MQTT 5, as far as a publisher writes and reads them.
 
-use crate::driver::broker::{Failed, Wire};
+use crate::driver::broker::{Failed, Wire, Writer};
 use crate::egress::Deadline;
 use crate::model::{Because, ErrorClass, Outcome};
 
@@ -23,28 +23,8 @@ pub(super) const NOT_AUTHORIZED: u8 = 0x87;
 pub(super) const TOPIC_INVALID: u8 = 0x90;
 pub(super) const PAYLOAD_INVALID: u8 = 0x99;
 
-/// Writes the parts of a packet.
-#[derive(Debug, Default)]
-pub(super) struct Writer(Vec<u8>);
-
+/// The types of MQTT.
 impl Writer {
-    pub(super) fn u8(&mut self, number: u8) -> &mut Self {
-        self.bytes(&[number])
-    }
-
-    pub(super) fn u16(&mut self, number: u16) -> &mut Self {
-        self.bytes(&number.to_be_bytes())
-    }
-
-    pub(super) fn u32(&mut self, number: u32) -> &mut Self {
-        self.bytes(&number.to_be_bytes())
-    }
-
-    pub(super) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
-        self.0.extend_from_slice(bytes);
-        self
-    }
-
     /// Writes a text with its length. The length has two bytes, and all our texts are shorter than 65,535 bytes.
     pub(super) fn text(&mut self, text: &str) -> &mut Self {
         let bytes = &text.as_bytes()[..text.len().min(usize::from(u16::MAX))];

@@ -1,6 +1,6 @@
 //! Frames of AMQP 0-9-1, as far as a publisher writes and reads them.
 
-use crate::driver::broker::{Failed, Wire};
+use crate::driver::broker::{Failed, Wire, Writer};
 use crate::egress::Deadline;
 
 /// The kinds of frames that carry content.
@@ -31,37 +31,13 @@ pub(super) mod method {
     pub(in crate::driver::rabbitmq) const CONFIRM_OK: (u16, u16) = (85, 11);
 }
 
-/// Writes the parts of a frame.
-#[derive(Debug, Default)]
-pub(super) struct Writer(pub(super) Vec<u8>);
-
+/// The types of AMQP.
 impl Writer {
     /// Begins a method frame.
     pub(super) fn method((class, number): (u16, u16)) -> Self {
         let mut this = Self::default();
         this.u16(class).u16(number);
         this
-    }
-
-    pub(super) fn u8(&mut self, number: u8) -> &mut Self {
-        self.bytes(&[number])
-    }
-
-    pub(super) fn u16(&mut self, number: u16) -> &mut Self {
-        self.bytes(&number.to_be_bytes())
-    }
-
-    pub(super) fn u32(&mut self, number: u32) -> &mut Self {
-        self.bytes(&number.to_be_bytes())
-    }
-
-    pub(super) fn u64(&mut self, number: u64) -> &mut Self {
-        self.bytes(&number.to_be_bytes())
-    }
-
-    pub(super) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
-        self.0.extend_from_slice(bytes);
-        self
     }
 
     /// Writes a text of at most 255 bytes. The callers have checked its length.

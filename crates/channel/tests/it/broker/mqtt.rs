@@ -1,6 +1,5 @@
 //! The MQTT driver against a scripted broker and against the real one.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use postcommit::Timestamp;
@@ -12,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::{
-    Act, Certificate, Journal, PAYLOAD, build, build_with, deliver, envelope, hold, loopback, name, send, send_within,
+    Act, Certificate, Journal, PAYLOAD, Plan, build, build_with, deliver, envelope, loopback, name, send, send_within,
     settings, told,
 };
 use crate::egress::peer::Peer;
@@ -43,35 +42,21 @@ async fn packet(stream: &mut TcpStream) -> Option<(u8, Vec<u8>)> {
 }
 
 /// Speaks MQTT until the script says otherwise.
-async fn speak(
-    mut stream: TcpStream,
-    connack: Vec<u8>,
-    journal: Journal,
-    script: Arc<dyn Fn(usize) -> Act + Send + Sync>,
-) {
+async fn speak(mut stream: TcpStream, connack: Vec<u8>, journal: Journal, script: Plan) {
     let Some((0x10, connect)) = packet(&mut stream).await else { return };
     // MQTT 5 with a clean start.
     assert_eq!((&connect[..7], connect[7] & 2), (&b"\0\x04MQTT\x05"[..], 2));
     stream.write_all(&connack).await.unwrap();
     while let Some((0x32, body)) = packet(&mut stream).await {
         let puback = puback(&body);
-        match script(journal.add(body)) {
-            Act::Ack => stream.write_all(&puback).await.unwrap(),
-            Act::AckAndClose => {
-                stream.write_all(&puback).await.unwrap();
-                return journal.close(stream).await;
-            }
-            Act::Close => return journal.close(stream).await,
-            Act::Silence => return hold(stream).await,
-            Act::Say(bytes) => stream.write_all(&bytes).await.unwrap(),
-        }
+        let Some(open) = journal.act(script(journal.add(body)), stream, &puback).await else { return };
+        stream = open;
     }
 }
 
 async fn scripted(connack: &[u8], script: impl Fn(usize) -> Act + Send + Sync + 'static) -> (Peer, Journal) {
-    let (journal, script, connack) = (Journal::new(), Arc::new(script), connack.to_vec());
-    let shared = journal.clone();
-    (Peer::new(move |stream| speak(stream, connack.clone(), shared.clone(), script.clone())).await, journal)
+    let connack = connack.to_vec();
+    super::scripted(move |stream, journal, script| speak(stream, connack.clone(), journal, script), script).await
 }
 
 fn plain(port: u16, more: &Value) -> Box<dyn Driver> {

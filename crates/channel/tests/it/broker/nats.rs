@@ -1,6 +1,5 @@
 //! The NATS driver against a scripted server and against the real one.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use postcommit_channel::driver::Driver;
@@ -11,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::{
-    Act, Certificate, Journal, build, build_with, deliver, detail, envelope, heard, hold, id, loopback, send,
+    Act, Certificate, Journal, Plan, build, build_with, deliver, detail, envelope, heard, hold, id, loopback, send,
     send_within, settings, told,
 };
 use crate::egress::peer::Peer;
@@ -19,7 +18,7 @@ use crate::egress::peer::Peer;
 const SUBJECT: &str = "orders.created";
 
 /// Speaks NATS until the script says otherwise.
-async fn speak(mut stream: TcpStream, journal: Journal, script: Arc<dyn Fn(usize) -> Act + Send + Sync>) {
+async fn speak(mut stream: TcpStream, journal: Journal, script: Plan) {
     stream.write_all(b"INFO {\"headers\":true,\"max_payload\":100000}\r\n").await.unwrap();
     if heard(&mut stream, b"PING\r\n").await.is_none() {
         return;
@@ -37,26 +36,17 @@ async fn speak(mut stream: TcpStream, journal: Journal, script: Arc<dyn Fn(usize
         let number = journal.add(body);
         let ack = format!("{{\"stream\":\"ORDERS\",\"seq\":{number}}}");
         let ack = format!("MSG {} 1 {}\r\n{ack}\r\n", words[1], ack.len());
-        match script(number) {
-            Act::Ack => stream.write_all(ack.as_bytes()).await.unwrap(),
-            Act::AckAndClose => {
-                stream.write_all(ack.as_bytes()).await.unwrap();
-                return journal.close(stream).await;
-            }
-            Act::Close => return journal.close(stream).await,
-            Act::Silence => return hold(stream).await,
-            Act::Say(bytes) => {
-                let text = String::from_utf8_lossy(&bytes).replace("REPLY", words[1]);
-                stream.write_all(text.as_bytes()).await.unwrap();
-            }
-        }
+        let act = match script(number) {
+            Act::Say(bytes) => Act::Say(String::from_utf8_lossy(&bytes).replace("REPLY", words[1]).into_bytes()),
+            act => act,
+        };
+        let Some(open) = journal.act(act, stream, ack.as_bytes()).await else { return };
+        stream = open;
     }
 }
 
 async fn scripted(script: impl Fn(usize) -> Act + Send + Sync + 'static) -> (Peer, Journal) {
-    let (journal, script) = (Journal::new(), Arc::new(script));
-    let shared = journal.clone();
-    (Peer::new(move |stream| speak(stream, shared.clone(), script.clone())).await, journal)
+    super::scripted(speak, script).await
 }
 
 fn plain(port: u16) -> Box<dyn Driver> {

@@ -1,6 +1,5 @@
 //! The RabbitMQ driver against a scripted broker and against the real one.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use postcommit::Timestamp;
@@ -12,8 +11,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::{
-    Act, Certificate, Journal, build, build_with, deliver, envelope, hold, id, loopback, send, send_within, settings,
-    told,
+    Act, Certificate, Journal, Plan, build, build_with, deliver, envelope, hold, id, loopback, send, send_within,
+    settings, told,
 };
 use crate::egress::peer::Peer;
 
@@ -86,7 +85,7 @@ async fn open(stream: &mut TcpStream, answers: &[Vec<u8>]) -> bool {
 }
 
 /// Speaks AMQP until the script says otherwise.
-async fn speak(mut stream: TcpStream, journal: Journal, script: Arc<dyn Fn(usize) -> Act + Send + Sync>) {
+async fn speak(mut stream: TcpStream, journal: Journal, script: Plan) {
     if !open(&mut stream, &opening()).await {
         return;
     }
@@ -100,23 +99,15 @@ async fn speak(mut stream: TcpStream, journal: Journal, script: Arc<dyn Fn(usize
             body.extend(piece);
         }
         tag += 1;
-        match script(journal.add(body)) {
-            Act::Ack => stream.write_all(&ack(tag, false)).await.unwrap(),
-            Act::AckAndClose => {
-                stream.write_all(&ack(tag, true)).await.unwrap();
-                return journal.close(stream).await;
-            }
-            Act::Close => return journal.close(stream).await,
-            Act::Silence => return hold(stream).await,
-            Act::Say(bytes) => stream.write_all(&bytes).await.unwrap(),
-        }
+        let act = script(journal.add(body));
+        let ack = ack(tag, matches!(act, Act::AckAndClose));
+        let Some(open) = journal.act(act, stream, &ack).await else { return };
+        stream = open;
     }
 }
 
 async fn scripted(script: impl Fn(usize) -> Act + Send + Sync + 'static) -> (Peer, Journal) {
-    let (journal, script) = (Journal::new(), Arc::new(script));
-    let shared = journal.clone();
-    (Peer::new(move |stream| speak(stream, shared.clone(), script.clone())).await, journal)
+    super::scripted(speak, script).await
 }
 
 fn plain(port: u16, more: &Value) -> Box<dyn Driver> {

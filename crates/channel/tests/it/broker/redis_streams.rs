@@ -1,6 +1,5 @@
 //! The driver for Redis Streams against a scripted server and against the real one.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use postcommit_channel::driver::Driver;
@@ -11,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::{
-    Act, Certificate, Journal, build, build_with, envelope, heard, hold, id, loopback, send, send_within, settings,
+    Act, Certificate, Journal, Plan, build, build_with, envelope, heard, id, loopback, send, send_within, settings,
     told,
 };
 use crate::egress::peer::Peer;
@@ -33,30 +32,21 @@ async fn command(stream: &mut TcpStream) -> Option<Vec<String>> {
 }
 
 /// Speaks RESP until the script says otherwise.
-async fn speak(mut stream: TcpStream, journal: Journal, script: Arc<dyn Fn(usize) -> Act + Send + Sync>) {
+async fn speak(mut stream: TcpStream, journal: Journal, script: Plan) {
     const ACK: &[u8] = b"*2\r\n$3\r\n7-1\r\n:0\r\n";
     while let Some(words) = command(&mut stream).await {
         if words[0] != "EVAL" {
             stream.write_all(b"+OK\r\n").await.unwrap();
             continue;
         }
-        match script(journal.add(words.join(" ").into_bytes())) {
-            Act::Ack => stream.write_all(ACK).await.unwrap(),
-            Act::AckAndClose => {
-                stream.write_all(ACK).await.unwrap();
-                return journal.close(stream).await;
-            }
-            Act::Close => return journal.close(stream).await,
-            Act::Silence => return hold(stream).await,
-            Act::Say(bytes) => stream.write_all(&bytes).await.unwrap(),
-        }
+        let act = script(journal.add(words.join(" ").into_bytes()));
+        let Some(open) = journal.act(act, stream, ACK).await else { return };
+        stream = open;
     }
 }
 
 async fn scripted(script: impl Fn(usize) -> Act + Send + Sync + 'static) -> (Peer, Journal) {
-    let (journal, script) = (Journal::new(), Arc::new(script));
-    let shared = journal.clone();
-    (Peer::new(move |stream| speak(stream, shared.clone(), script.clone())).await, journal)
+    super::scripted(speak, script).await
 }
 
 fn plain(port: u16) -> Box<dyn Driver> {

@@ -39,6 +39,14 @@ async fn to_crowd(world: &World, more: serde_json::Value) -> Uuid {
     world.enqueue("alert", fields).await
 }
 
+/// A notification to a list of 2,500 addresses, and their provider, which is paused.
+async fn paused_crowd(world: &World) -> (i32, Uuid) {
+    let lane = world.capture(json!({"record": false})).await;
+    world.store.pause_lane(lane, None, "test").await.unwrap();
+    crowd(world, "crowd", 2500).await;
+    (lane, to_crowd(world, json!({})).await)
+}
+
 /// Returns states, codes and the number of rows of each, without addresses.
 async fn tally(world: &World, id: Uuid) -> Vec<(String, i64)> {
     let sql =
@@ -80,10 +88,7 @@ on_both! {
     }
 
     async fn the_members_are_those_of_the_moment_at_which_it_began(world) {
-        let lane = world.capture(json!({"record": false})).await;
-        world.store.pause_lane(lane, None, "test").await.unwrap();
-        crowd(&world, "crowd", 2500).await;
-        let id = to_crowd(&world, json!({})).await;
+        let (lane, id) = paused_crowd(&world).await;
         let want = Want { lane: -world.tenant, quota: 1 };
         // The first worker copies the members, and writes the first part.
         world.begin(id).await;
@@ -103,10 +108,7 @@ on_both! {
     }
 
     async fn cancelling_half_way_ends_what_is_left(world) {
-        let lane = world.capture(json!({"record": false})).await;
-        world.store.pause_lane(lane, None, "test").await.unwrap();
-        crowd(&world, "crowd", 2500).await;
-        let id = to_crowd(&world, json!({})).await;
+        let (lane, id) = paused_crowd(&world).await;
         world.begin(id).await;
         world.part(id).await;
         world.cancel("e").await;
@@ -118,10 +120,7 @@ on_both! {
     }
 
     async fn expiry_half_way_ends_what_is_left(world) {
-        let lane = world.capture(json!({"record": false})).await;
-        world.store.pause_lane(lane, None, "test").await.unwrap();
-        crowd(&world, "crowd", 2500).await;
-        let id = to_crowd(&world, json!({})).await;
+        let (lane, id) = paused_crowd(&world).await;
         world.begin(id).await;
         world.part(id).await;
         let past = [1_000_000, 2_000_000].map(|at| postcommit::Timestamp::from_micros(at).into());

@@ -60,6 +60,17 @@ pub(super) fn to_ana() -> serde_json::Value {
     json!({"recipients": [{"user": "ana"}]})
 }
 
+/// Delivers two direct messages to the user. The second one expires in ten minutes. Returns both, and that time.
+async fn direct(world: &World) -> (Uuid, Uuid, Timestamp) {
+    let mut fields = json!({"title": "Up", "recipients": [{"user": "ana"}], "channels": ["email"]});
+    let first = world.enqueue("alert", fields.clone()).await;
+    let soon = now(world).await.plus(Duration::from_secs(600));
+    fields["expires_at"] = json!(soon);
+    let second = world.enqueue("alert", fields).await;
+    world.pass().await;
+    (first, second, soon)
+}
+
 on_both! {
     async fn a_message_in_quiet_hours_is_sent_when_they_end_and_an_inbox_has_it_immediately(world) {
         ana(&world, NOW).await;
@@ -125,12 +136,7 @@ on_both! {
         // The clock in Kolkata is 330 minutes ahead of UTC.
         let hours = quiet_hours(&world, NOW.0 + 330, NOW.1 + 330).await;
         world.user("ana", &[("email", "ana@example.com")], json!({"quiet_hours": hours, "time_zone": "Asia/Kolkata"})).await;
-        let mut fields = json!({"title": "Up", "recipients": [{"user": "ana"}], "channels": ["email"]});
-        let waits = world.enqueue("alert", fields.clone()).await;
-        let soon = now(&world).await.plus(Duration::from_secs(600));
-        fields["expires_at"] = json!(soon);
-        let ends = world.enqueue("alert", fields).await;
-        world.pass().await;
+        let (waits, ends, _) = direct(&world).await;
         let (end, until) = (due(&world, waits).await, hours["until"].as_str().unwrap());
         let said = world.delivery(waits).await.waits_for.unwrap();
         assert!(said.starts_with(&format!("the end of its user's quiet hours, {end} (2")) && said.ends_with(&format!(" {until} in Asia/Kolkata)")), "{said}");
@@ -146,12 +152,7 @@ on_both! {
         world.capture(json!({})).await;
         let hours = quiet_hours(&world, NOW.0, NOW.1).await;
         world.user("ana", &[("email", "ana@example.com")], json!({"quiet_hours": hours})).await;
-        let mut fields = json!({"title": "Up", "recipients": [{"user": "ana"}], "channels": ["email"]});
-        let waits = world.enqueue("alert", fields.clone()).await;
-        let soon = now(&world).await.plus(Duration::from_secs(600));
-        fields["expires_at"] = json!(soon);
-        let ends = world.enqueue("alert", fields).await;
-        world.pass().await;
+        let (waits, ends, soon) = direct(&world).await;
         assert_eq!(world.outcomes(waits).await, [outcome("email", "pending", "")]);
         assert_eq!(due(&world, ends).await, soon, "it need not wait for longer than it may live");
     }

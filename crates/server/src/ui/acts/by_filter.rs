@@ -3,14 +3,13 @@
 
 use std::time::Duration;
 
-use axum::response::Response;
 use postcommit::Timestamp;
 use postcommit_engine::store::{Act, JobCount, JobDraft, PACE, PACE_MOST};
 
 use super::{AGAIN_UNCLEAR, Fields, also_unclear, question, see};
 use crate::acts::{self, FilterError};
 use crate::app::App;
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem};
 use crate::ui::confirm::Question;
 use crate::ui::frame::Visitor;
 use crate::ui::notifications::filter::Filter;
@@ -51,7 +50,7 @@ struct Asked {
     concerns_all: bool,
 }
 
-pub async fn act(app: &App, visitor: &Visitor, fields: &Fields, act: Act) -> Result<Response, ProblemPage> {
+pub async fn act(app: &App, visitor: &Visitor, fields: &Fields, act: Act) -> Answer {
     let filter = Filter::read(fields.get("filter").unwrap_or_default())?;
     let filter = filter
         .map_err(|_| Problem::invalid("filter", "has a search text (q) or an empty field; open the list again"))?;

@@ -1,9 +1,8 @@
 //! Sends a message for an entity again, over any channel: with the text that was sent, or with the current text of a
 //! template.
 
-use axum::extract::{RawQuery, State};
+use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::Response;
 use minijinja::context;
 use postcommit::{Recipient, channel_name};
 use postcommit_channel::model::Routes;
@@ -14,7 +13,7 @@ use uuid::Uuid;
 use super::{EntityId, address, check};
 use crate::app::{App, AppState};
 use crate::notifications::resend as send_again;
-use crate::problem::{Problem, ProblemKind, ProblemPage};
+use crate::problem::{Answer, Problem, ProblemKind};
 use crate::ui::acts::{Done, Fields, Posted, see};
 use crate::ui::confirm::Question;
 use crate::ui::frame::Visitor;
@@ -35,14 +34,9 @@ const KINDS: [(&str, &str); 6] = [
 const NAMES: [&str; 6] = ["channel", "template", "event_type", "kind", "recipient", "of"];
 
 /// Shows the form.
-pub async fn page(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    EntityId(entity): EntityId,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
+pub async fn page(State(app): State<AppState>, visitor: Visitor, EntityId(entity): EntityId, fields: Fields) -> Answer {
     check(&app, &visitor, &entity).await?;
-    draw(&app, &visitor, &entity, &Fields::of_query(query.as_deref().unwrap_or_default()), None).await
+    draw(&app, &visitor, &entity, &fields, None).await
 }
 
 /// Returns the URL of the form that sends a notification about an entity again.
@@ -58,12 +52,7 @@ fn original(fields: &Fields) -> Result<Option<Uuid>, Problem> {
 }
 
 /// Asks for a confirmation, then sends. A message that cannot be sent is refused before the question.
-pub async fn resend(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    EntityId(entity): EntityId,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn resend(State(app): State<AppState>, visitor: Visitor, EntityId(entity): EntityId, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     check(&app, &visitor, &entity).await?;
     let wish = match wish(&entity, &fields) {
@@ -83,13 +72,7 @@ pub async fn resend(
 }
 
 /// Shows the form again if a field is wrong. Any other problem becomes an error page.
-async fn again(
-    app: &App,
-    visitor: &Visitor,
-    entity: &str,
-    fields: &Fields,
-    problem: Problem,
-) -> Result<Response, ProblemPage> {
+async fn again(app: &App, visitor: &Visitor, entity: &str, fields: &Fields, problem: Problem) -> Answer {
     if problem.kind() != ProblemKind::Invalid {
         return Err(problem.into());
     }
@@ -167,13 +150,7 @@ async fn sent(app: &App, visitor: &Visitor, wish: &Resend) -> Result<String, Pro
     Ok(Done::one("resend").at(&visitor.link(&format!("/notifications/{}", accepted.id))))
 }
 
-async fn draw(
-    app: &App,
-    visitor: &Visitor,
-    entity: &str,
-    fields: &Fields,
-    problem: Option<Problem>,
-) -> Result<Response, ProblemPage> {
+async fn draw(app: &App, visitor: &Visitor, entity: &str, fields: &Fields, problem: Option<Problem>) -> Answer {
     let (store, tenant) = (visitor.caller.store_of_one(app), visitor.caller.tenant());
     let providers = store.providers_of(tenant).await?;
     let filter =

@@ -2,7 +2,6 @@
 //! a confirmation first.
 
 use axum::extract::{Path, State};
-use axum::response::Response;
 use postcommit::limits;
 use postcommit_channel::model::{DeliveryId, StoredNotification};
 use postcommit_engine::store::{Acted, DeliveryFilter, DeliveryRow, Original, Resend, SuppressionDraft};
@@ -16,7 +15,7 @@ use super::super::words::{counted, grouped};
 use super::WAITING;
 use crate::app::{App, AppState};
 use crate::notifications::resend as send_again;
-use crate::problem::{Problem, ProblemKind, ProblemPage};
+use crate::problem::{Answer, Problem, ProblemKind};
 
 /// The maximum number of deliveries that the question before a cancel shows.
 const SHOWN: i64 = 20;
@@ -42,11 +41,7 @@ async fn named(app: &App, visitor: &Visitor, fields: &Fields) -> Result<Delivery
 }
 
 /// Marks a delivery as delivered.
-pub async fn mark_delivered(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn mark_delivered(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let none = || Problem::not_found("delivery");
     let id: DeliveryId = fields.get("id").and_then(|id| id.parse().ok()).ok_or_else(none)?;
@@ -84,12 +79,7 @@ pub async fn mark_delivered(
 }
 
 /// Cancels the deliveries of a notification that are not sent yet.
-pub async fn cancel(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(id): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn cancel(State(app): State<AppState>, visitor: Visitor, Path(id): Path<String>, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let none = || Problem::not_found("notification");
     let uuid: Uuid = id.parse().map_err(|_| none())?;
@@ -125,12 +115,7 @@ pub async fn cancel(
 }
 
 /// Sends a copy of a delivery to its recipient, or to all recipients of the notification on its channel.
-pub async fn resend(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(id): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn resend(State(app): State<AppState>, visitor: Visitor, Path(id): Path<String>, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let none = || Problem::not_found("notification");
     let id: Uuid = id.parse().map_err(|_| none())?;
@@ -172,7 +157,7 @@ pub async fn suppress(
     visitor: Visitor,
     Path((id, n)): Path<(String, String)>,
     form: Posted,
-) -> Result<Response, ProblemPage> {
+) -> Answer {
     let fields: Fields = form?.into();
     let none = || Problem::not_found("delivery");
     let n: i32 = n.parse().map_err(|_| none())?;
@@ -218,7 +203,7 @@ async fn ask_to_resend(
     fields: &Fields,
     note: &StoredNotification,
     row: DeliveryRow,
-) -> Result<Response, ProblemPage> {
+) -> Answer {
     let (channel, to) = (row.channel.clone().unwrap_or_default(), row.target.clone().unwrap_or_default());
     let over_it = visitor.store(app).delivery_states(note.tenant, note.id, Some(&channel)).await?;
     let reached = over_it.total() - over_it.of(&["skipped"]);

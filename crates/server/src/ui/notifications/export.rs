@@ -3,12 +3,12 @@
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use postcommit_engine::store::{DeliveryFilter, DeliveryRow, Store};
 
 use super::filter::Filter;
 use crate::app::AppState;
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem};
 use crate::table_file::csv_line;
 use crate::ui::frame::Visitor;
 
@@ -41,11 +41,7 @@ const COLUMNS: [Column; 16] = [
 ];
 
 /// The file with the newest deliveries that match, at most [`ROWS`].
-pub async fn export(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
+pub async fn export(State(app): State<AppState>, visitor: Visitor, RawQuery(query): RawQuery) -> Answer {
     let query = query.unwrap_or_default();
     let (format, fields): (Vec<_>, Vec<_>) =
         form_urlencoded::parse(query.as_bytes()).partition(|(name, _)| name == "format");

@@ -9,7 +9,7 @@ use super::draw;
 use super::filter::Filter;
 use crate::app::AppState;
 use crate::auth::cookie_named;
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem};
 use crate::ui::acts::{Done, Fields, Posted, see};
 use crate::ui::frame::Visitor;
 
@@ -92,12 +92,7 @@ fn keep(views: &[View], to: String) -> Response {
 }
 
 /// Saves the filter of the list as a view.
-pub async fn save(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    headers: HeaderMap,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn save(State(app): State<AppState>, visitor: Visitor, headers: HeaderMap, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let name = fields.get("name").unwrap_or_default().trim();
     let filter = Filter::read(fields.get("filter").unwrap_or_default())?;
@@ -113,7 +108,7 @@ pub async fn save(
 }
 
 /// Deletes a view.
-pub async fn delete(visitor: Visitor, headers: HeaderMap, form: Posted) -> Result<Response, ProblemPage> {
+pub async fn delete(visitor: Visitor, headers: HeaderMap, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let name = fields.get("name").unwrap_or_default();
     let mut views = kept(&headers, &Filter::default());

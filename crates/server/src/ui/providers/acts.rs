@@ -5,8 +5,9 @@ use axum::response::Response;
 use postcommit_channel::driver;
 use postcommit_channel::model::Provider;
 
+use super::find;
 use crate::app::{App, AppState};
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem};
 use crate::providers::{Change, ProviderError, check_reason, workshop};
 use crate::ui::acts::{Done, Fields, Posted, see};
 use crate::ui::confirm::{Question, TextField};
@@ -23,8 +24,7 @@ struct Subject {
 impl Subject {
     async fn find(app: &App, visitor: &Visitor, name: &str, form: Posted) -> Result<Self, Problem> {
         let fields: Fields = form?.into();
-        let store = visitor.caller.store_of_one(app);
-        let provider = workshop(app, &store, &visitor.caller).find(visitor.caller.tenant(), name).await?;
+        let provider = find(app, visitor, name).await?;
         let page = visitor.link(&format!("/providers/{}", segment(name)));
         Ok(Self { provider, fields, page })
     }
@@ -46,12 +46,7 @@ impl Subject {
 }
 
 /// Pauses a provider with a reason.
-pub async fn pause(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(name): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn pause(State(app): State<AppState>, visitor: Visitor, Path(name): Path<String>, form: Posted) -> Answer {
     let subject = Subject::find(&app, &visitor, &name, form).await?;
     let reason = subject.fields.get("reason").unwrap_or_default().trim();
     let checked = check_reason(reason);
@@ -72,12 +67,7 @@ pub async fn pause(
 }
 
 /// Resumes a provider, or one of its paused or held receivers.
-pub async fn resume(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(name): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn resume(State(app): State<AppState>, visitor: Visitor, Path(name): Path<String>, form: Posted) -> Answer {
     let subject = Subject::find(&app, &visitor, &name, form).await?;
     let host = subject.fields.get("host").map(|host| driver::host_of(host).map_err(|said| Problem::of_field(&said)));
     let host = host.transpose()?;
@@ -101,32 +91,16 @@ pub async fn resume(
 }
 
 /// Makes a provider take new deliveries.
-pub async fn enable(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(name): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn enable(State(app): State<AppState>, visitor: Visitor, Path(name): Path<String>, form: Posted) -> Answer {
     switch(&app, &visitor, &name, form, true).await
 }
 
 /// Makes a provider take no new deliveries.
-pub async fn disable(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(name): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn disable(State(app): State<AppState>, visitor: Visitor, Path(name): Path<String>, form: Posted) -> Answer {
     switch(&app, &visitor, &name, form, false).await
 }
 
-async fn switch(
-    app: &App,
-    visitor: &Visitor,
-    name: &str,
-    form: Posted,
-    enabled: bool,
-) -> Result<Response, ProblemPage> {
+async fn switch(app: &App, visitor: &Visitor, name: &str, form: Posted, enabled: bool) -> Answer {
     let subject = Subject::find(app, visitor, name, form).await?;
     if subject.is_confirmed() {
         let store = visitor.caller.store_of_one(app);
@@ -152,12 +126,7 @@ async fn switch(
 }
 
 /// Deletes a provider that no delivery waits for.
-pub async fn delete(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(name): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn delete(State(app): State<AppState>, visitor: Visitor, Path(name): Path<String>, form: Posted) -> Answer {
     let subject = Subject::find(&app, &visitor, &name, form).await?;
     let mut refused = None;
     if subject.is_confirmed() {

@@ -1,28 +1,22 @@
 //! The URL to which a provider sends its callbacks. It is a secret, so it is shown only on request.
 
 use axum::extract::{Path, State};
-use axum::response::Response;
 use minijinja::context;
 
+use super::find;
 use crate::app::AppState;
 use crate::callbacks::{self, NoCallback, Rotation};
-use crate::problem::{Problem, ProblemKind, ProblemPage};
-use crate::providers::workshop;
+use crate::problem::{Answer, Problem, ProblemKind};
 use crate::ui::acts::{Fields, Posted};
 use crate::ui::confirm::Question;
 use crate::ui::frame::Visitor;
 use crate::ui::words::segment;
 
 /// Shows the URL. The first call creates it; a call with `rotate` replaces it after a question.
-pub async fn show(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(name): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn show(State(app): State<AppState>, visitor: Visitor, Path(name): Path<String>, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let store = visitor.caller.store_of_one(&app);
-    let provider = workshop(&app, &store, &visitor.caller).find(visitor.caller.tenant(), &name).await?;
+    let provider = find(&app, &visitor, &name).await?;
     let base = format!("/providers/{}", segment(&name));
     let rotation = match fields.get("rotate") {
         Some("now") => Rotation::RotateNow,

@@ -1,13 +1,12 @@
 //! The catalogue: every driver and recipe, with a description, its guarantee and how well its facts are known.
 
 use axum::extract::{RawQuery, State};
-use axum::response::Response;
 use minijinja::context;
 use postcommit_channel::driver::{self, Kind, described};
 use serde::Serialize;
 
 use crate::app::AppState;
-use crate::problem::ProblemPage;
+use crate::problem::Answer;
 use crate::ui::frame::Visitor;
 use crate::ui::words::{sentence_case, shown};
 
@@ -76,11 +75,7 @@ pub fn service(driver: &str) -> String {
 }
 
 /// The page of the catalogue.
-pub async fn page(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
+pub async fn page(State(app): State<AppState>, visitor: Visitor, RawQuery(query): RawQuery) -> Answer {
     let query = query.unwrap_or_default();
     let words = form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "q");
     let words = words.map(|(_, words)| words.into_owned()).unwrap_or_default();

@@ -2,27 +2,23 @@
 
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use axum::response::Response;
 use minijinja::{Value, context};
 use postcommit_channel::driver;
 use postcommit_channel::model::Provider;
 use postcommit_engine::store::Store;
 
 use super::catalogue::Entry;
+use super::find;
 use super::form::{Input, Sheet, Wrong, placed};
 use crate::app::{App, AppState};
-use crate::problem::{Problem, ProblemKind, ProblemPage};
+use crate::problem::{Answer, Problem, ProblemKind};
 use crate::providers::{ProviderError, stored_secrets, workshop};
 use crate::ui::acts::{Done, Fields, Posted, see};
 use crate::ui::frame::Visitor;
 use crate::ui::words::{segment, shown};
 
 /// The form of a new provider of a driver.
-pub async fn new(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(driver): Path<String>,
-) -> Result<Response, ProblemPage> {
+pub async fn new(State(app): State<AppState>, visitor: Visitor, Path(driver): Path<String>) -> Answer {
     let kind = driver::kind(&driver).map_err(|_| Problem::not_found("driver"))?;
     let store = visitor.caller.store_of_one(&app);
     let sheet = new_sheet(&store, &visitor, &kind).await?;
@@ -30,12 +26,7 @@ pub async fn new(
 }
 
 /// Creates a provider. A secret that the driver generated is shown once.
-pub async fn create(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(driver): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn create(State(app): State<AppState>, visitor: Visitor, Path(driver): Path<String>, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let kind = driver::kind(&driver).map_err(|_| Problem::not_found("driver"))?;
     if visitor.must_choose(&app).await? {
@@ -62,13 +53,9 @@ pub async fn create(
 }
 
 /// The form of a provider that exists.
-pub async fn edit(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(name): Path<String>,
-) -> Result<Response, ProblemPage> {
+pub async fn edit(State(app): State<AppState>, visitor: Visitor, Path(name): Path<String>) -> Answer {
     let store = visitor.caller.store_of_one(&app);
-    let provider = workshop(&app, &store, &visitor.caller).find(visitor.caller.tenant(), &name).await?;
+    let provider = find(&app, &visitor, &name).await?;
     let kind = driver::kind(&provider.driver).map_err(unknown_driver)?;
     let sheet = sheet_of(&app, &store, &provider, &kind).await?;
     let form = Form { inputs: sheet.inputs(None, &[]), revision: provider.revision, ..Form::default() };
@@ -76,12 +63,7 @@ pub async fn edit(
 }
 
 /// Changes a provider, if it still has the revision that the form was drawn for.
-pub async fn update(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(name): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn update(State(app): State<AppState>, visitor: Visitor, Path(name): Path<String>, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let store = visitor.caller.store_of_one(&app);
     let workshop = workshop(&app, &store, &visitor.caller);
@@ -150,13 +132,7 @@ struct Form {
 }
 
 /// Shows the form again, with the problem of each field.
-async fn refused(
-    app: &App,
-    visitor: &Visitor,
-    sheet: &Sheet<'_>,
-    fields: &Fields,
-    wrong: &[Wrong],
-) -> Result<Response, ProblemPage> {
+async fn refused(app: &App, visitor: &Visitor, sheet: &Sheet<'_>, fields: &Fields, wrong: &[Wrong]) -> Answer {
     let inputs = sheet.inputs(Some(fields), wrong);
     let form = Form { inputs, revision: revision(fields), problem: None, is_refused: true };
     draw(app, visitor, sheet, form).await
@@ -164,13 +140,7 @@ async fn refused(
 
 /// Shows the form again, with the problem that the create or the change returned. A problem that a person cannot
 /// correct in the form becomes an error page.
-async fn again(
-    app: &App,
-    visitor: &Visitor,
-    sheet: &Sheet<'_>,
-    fields: &Fields,
-    problem: Problem,
-) -> Result<Response, ProblemPage> {
+async fn again(app: &App, visitor: &Visitor, sheet: &Sheet<'_>, fields: &Fields, problem: Problem) -> Answer {
     if !matches!(problem.kind(), ProblemKind::Invalid | ProblemKind::StateConflict) {
         return Err(problem.into());
     }
@@ -179,7 +149,7 @@ async fn again(
     draw(app, visitor, sheet, Form { inputs, revision: revision(fields), problem, is_refused: true }).await
 }
 
-async fn draw(app: &App, visitor: &Visitor, sheet: &Sheet<'_>, form: Form) -> Result<Response, ProblemPage> {
+async fn draw(app: &App, visitor: &Visitor, sheet: &Sheet<'_>, form: Form) -> Answer {
     let (limits, inputs): (Vec<Input>, Vec<Input>) = form.inputs.into_iter().partition(|input| input.is_limit);
     let name = segment(&sheet.draft.name);
     let (title, action, back): (String, String, String) = match (sheet.is_new, Entry::of(&sheet.kind.name)) {

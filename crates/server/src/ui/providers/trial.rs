@@ -2,17 +2,16 @@
 
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use axum::response::Response;
 use minijinja::context;
 use postcommit_channel::driver::{self, Destination};
 use postcommit_channel::model::Provider;
 use serde_json::Value;
 
 use super::catalogue::Entry;
-use super::form;
+use super::{find, form};
 use crate::app::{App, AppState};
-use crate::problem::{Problem, ProblemKind, ProblemPage};
-use crate::providers::{TEST_TEXT, TestResult, recipe_of, test as send, workshop};
+use crate::problem::{Answer, Problem, ProblemKind};
+use crate::providers::{TEST_TEXT, TestResult, recipe_of, test as send};
 use crate::ui::acts::{Fields, Posted};
 use crate::ui::frame::Visitor;
 use crate::ui::words::{segment, shown};
@@ -28,23 +27,14 @@ struct Typed {
 }
 
 /// The form of a test.
-pub async fn page(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(name): Path<String>,
-) -> Result<Response, ProblemPage> {
+pub async fn page(State(app): State<AppState>, visitor: Visitor, Path(name): Path<String>) -> Answer {
     let provider = find(&app, &visitor, &name).await?;
     let typed = Typed { text: TEST_TEXT.to_owned(), ..Typed::default() };
     draw(&app, &visitor, &provider, typed, None).await
 }
 
 /// Sends a test message and shows its outcome.
-pub async fn test(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(name): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn test(State(app): State<AppState>, visitor: Visitor, Path(name): Path<String>, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let provider = find(&app, &visitor, &name).await?;
     let typed = |name: &str| fields.get(name).unwrap_or_default().to_owned();
@@ -76,18 +66,7 @@ pub async fn test(
     }
 }
 
-async fn find(app: &App, visitor: &Visitor, name: &str) -> Result<Provider, Problem> {
-    let store = visitor.caller.store_of_one(app);
-    Ok(workshop(app, &store, &visitor.caller).find(visitor.caller.tenant(), name).await?)
-}
-
-async fn draw(
-    app: &App,
-    visitor: &Visitor,
-    provider: &Provider,
-    typed: Typed,
-    result: Option<TestResult>,
-) -> Result<Response, ProblemPage> {
+async fn draw(app: &App, visitor: &Visitor, provider: &Provider, typed: Typed, result: Option<TestResult>) -> Answer {
     let status = if typed.wrong.is_some() { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::OK };
     let of = |name: &str| typed.wrong.as_ref().filter(|(field, _)| field == name).map(|(_, problem)| problem.clone());
     let other = typed.wrong.as_ref().filter(|(field, _)| !["address", "text", "data"].contains(&field.as_str()));

@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use axum::extract::{Path, RawQuery, State};
+use axum::extract::{Path, State};
 use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use minijinja::{Value, context};
 use postcommit_channel::model::{CHANNELS, Provider, Scope};
 use postcommit_engine::store::{NotificationFilter, Store, TemplateRow, Waiting};
@@ -24,7 +24,7 @@ use super::look::blocks;
 use super::path;
 use crate::app::{App, AppState};
 use crate::html;
-use crate::problem::{Problem, ProblemKind, ProblemPage};
+use crate::problem::{Answer, Problem, ProblemKind};
 use crate::read::typed_object;
 use crate::templates::preview::{Preview, Wanted};
 use crate::templates::{Change, Templates};
@@ -40,14 +40,8 @@ pub struct Editor<'a> {
 }
 
 /// The page of a template.
-pub async fn page(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(id): Path<String>,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
+pub async fn page(State(app): State<AppState>, visitor: Visitor, Path(id): Path<String>, query: Query) -> Answer {
     let mut editor = Editor::of(&app, &visitor, &id).await?;
-    let query = Query::read(query.as_deref())?;
     let source = match query.get("notification_id") {
         Some(id) => {
             editor.typed.set("notification_id", id);
@@ -60,14 +54,14 @@ pub async fn page(
 }
 
 /// The form of a new template.
-pub async fn new(app: &App, visitor: &Visitor) -> Result<Response, ProblemPage> {
+pub async fn new(app: &App, visitor: &Visitor) -> Answer {
     visitor.caller.may(Scope::Edit)?;
     let store = visitor.caller.store_of_one(app);
     Editor { app, visitor, store, row: None, typed: draft::empty() }.draw(None).await
 }
 
 /// Previews or creates a template.
-pub async fn create(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Result<Response, ProblemPage> {
+pub async fn create(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let (store, typed) = (visitor.caller.store_of_one(&app), Typed::of(&fields, &FIELDS));
     let mut editor = Editor { app: &app, visitor: &visitor, store, row: None, typed };
@@ -78,17 +72,12 @@ pub async fn create(State(app): State<AppState>, visitor: Visitor, form: Posted)
     let id = editor.typed.get("id").to_owned();
     match editor.save_new(&id).await {
         Ok(()) => Ok(see(Done::one("template-created").at(&visitor.link(&path(&id))))),
-        Err(problem) => editor.refused(&problem).await,
+        Err(problem) => editor.refused(problem).await,
     }
 }
 
 /// Previews or saves a template.
-pub async fn save(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(id): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn save(State(app): State<AppState>, visitor: Visitor, Path(id): Path<String>, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let mut editor = Editor::of(&app, &visitor, &id).await?;
     editor.typed = Typed::of(&fields, &FIELDS);
@@ -99,7 +88,7 @@ pub async fn save(
     match editor.save_known(&id, fields.is_yes("confirmed")).await {
         Ok(Saved::Done(done)) => Ok(see(Done::one(done).at(&visitor.link(&path(&id))))),
         Ok(Saved::Asks(waiting)) => editor.ask(&id, &waiting).await,
-        Err(problem) => editor.refused(&problem).await,
+        Err(problem) => editor.refused(problem).await,
     }
 }
 
@@ -164,7 +153,7 @@ impl<'a> Editor<'a> {
         }))
     }
 
-    async fn ask(&self, id: &str, waiting: &Waiting) -> Result<Response, ProblemPage> {
+    async fn ask(&self, id: &str, waiting: &Waiting) -> Answer {
         let mut fields = self.typed.repeated();
         fields.push(("act".into(), "save".into()));
         let question = Question {
@@ -179,11 +168,8 @@ impl<'a> Editor<'a> {
         question.ask(self.app, self.visitor).await
     }
 
-    async fn refused(&mut self, problem: &Problem) -> Result<Response, ProblemPage> {
-        if problem.status().is_server_error() {
-            return Err(problem.clone().into());
-        }
-        self.typed.refuse(problem);
+    pub async fn refused(&mut self, problem: Problem) -> Answer {
+        self.typed.refused(problem)?;
         self.draw(None).await
     }
 
@@ -263,7 +249,7 @@ impl<'a> Editor<'a> {
     }
 
     /// Draws the page. `tested` is the result of a test send.
-    pub async fn draw(&mut self, tested: Option<Value>) -> Result<Response, ProblemPage> {
+    pub async fn draw(&mut self, tested: Option<Value>) -> Answer {
         let preview = match &self.row {
             // The form of a new template is still empty.
             None if self.typed.get("event_type").is_empty() => None,
@@ -360,13 +346,7 @@ pub fn waiting_in_words(waiting: &Waiting) -> String {
 }
 
 /// The HTML of a previewed mail, for the sandboxed frame of the page.
-pub async fn mail(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(id): Path<String>,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
-    let query = Query::read(query.as_deref())?;
+pub async fn mail(State(app): State<AppState>, visitor: Visitor, Path(id): Path<String>, query: Query) -> Answer {
     let hash = query.get("of").and_then(|hash| u64::from_str_radix(hash, 16).ok());
     let of = (visitor.caller.tenant(), visitor.caller.actor(), id.as_str());
     let found = hash.and_then(|hash| app.previews.find(of, hash));

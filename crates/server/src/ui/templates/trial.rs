@@ -1,7 +1,6 @@
 //! A test send of a template: its preview, sent through a provider without the queue.
 
 use axum::extract::{Path, State};
-use axum::response::Response;
 use minijinja::{Value, context};
 use postcommit_engine::dispatch::TrialContent;
 
@@ -12,16 +11,11 @@ use super::super::words::shown;
 use super::draft::FIELDS;
 use super::editor::Editor;
 use crate::app::AppState;
-use crate::problem::{Problem, ProblemKind, ProblemPage};
+use crate::problem::{Answer, Problem, ProblemKind};
 use crate::providers::{self, TestResult};
 
 /// Sends the previewed message to the typed address, and shows the result beside the form.
-pub async fn send(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(id): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn send(State(app): State<AppState>, visitor: Visitor, Path(id): Path<String>, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let mut editor = Editor::of(&app, &visitor, &id).await?;
     let typed = Typed::of(&fields, &[&FIELDS[..], &["address", "provider"]].concat());
@@ -35,11 +29,7 @@ pub async fn send(
     }
     match tried(&editor).await {
         Ok(result) => editor.draw(Some(told(&result, editor.typed.get("provider")))).await,
-        Err(problem) if problem.status().is_server_error() => Err(problem.into()),
-        Err(problem) => {
-            editor.typed.refuse(&problem);
-            editor.draw(None).await
-        }
+        Err(problem) => editor.refused(problem).await,
     }
 }
 

@@ -1,6 +1,6 @@
 //! The versions of a template, and the acts on a whole template: roll back, activate, deactivate, delete.
 
-use axum::extract::{Path, RawQuery, State};
+use axum::extract::{Path, State};
 use axum::response::Response;
 use minijinja::context;
 use postcommit_engine::store::{EditError, VersionRow};
@@ -15,7 +15,7 @@ use super::difference::difference;
 use super::editor::waiting_in_words;
 use super::path;
 use crate::app::{App, AppState};
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem, ProblemPage};
 use crate::templates::{Change, Templates};
 
 /// The number of versions of a page.
@@ -33,13 +33,7 @@ struct Line {
 }
 
 /// The page with the versions of a template, newest first, and the difference between two of them.
-pub async fn page(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(id): Path<String>,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ProblemPage> {
-    let query = Query::read(query.as_deref())?;
+pub async fn page(State(app): State<AppState>, visitor: Visitor, Path(id): Path<String>, query: Query) -> Answer {
     let (store, tenant) = (visitor.caller.store_of_one(&app), visitor.caller.tenant());
     let templates = Templates { store: &store, tenant };
     let template = templates.find(&id).await?;
@@ -124,12 +118,7 @@ async fn change(app: &App, visitor: &Visitor, id: &str, change: &Change) -> Resu
 }
 
 /// Saves the texts of an earlier version as a new version.
-pub async fn roll_back(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(id): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn roll_back(State(app): State<AppState>, visitor: Visitor, Path(id): Path<String>, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let wrong = || Problem::invalid("version", "is not the number of a version");
     let act = |version: i32| Act {
@@ -161,13 +150,7 @@ pub async fn roll_back(
     Ok(see(Done::one(act.done).at(&visitor.link(&path(&id)))))
 }
 
-async fn set_active(
-    app: &App,
-    visitor: &Visitor,
-    id: &str,
-    fields: &Fields,
-    active: bool,
-) -> Result<Response, ProblemPage> {
+async fn set_active(app: &App, visitor: &Visitor, id: &str, fields: &Fields, active: bool) -> Answer {
     let act = if active {
         Act {
             name: "activate",
@@ -195,32 +178,17 @@ async fn set_active(
 }
 
 /// Activates a template.
-pub async fn activate(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(id): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn activate(State(app): State<AppState>, visitor: Visitor, Path(id): Path<String>, form: Posted) -> Answer {
     set_active(&app, &visitor, &id, &form?.into(), true).await
 }
 
 /// Deactivates a template.
-pub async fn deactivate(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(id): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn deactivate(State(app): State<AppState>, visitor: Visitor, Path(id): Path<String>, form: Posted) -> Answer {
     set_active(&app, &visitor, &id, &form?.into(), false).await
 }
 
 /// Deletes a template that is not active. Its versions are kept.
-pub async fn delete(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(id): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn delete(State(app): State<AppState>, visitor: Visitor, Path(id): Path<String>, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let act = Act {
         name: "delete",

@@ -11,13 +11,13 @@ use super::super::typed::Typed;
 use super::one::{FIELDS, One, draft};
 use super::path;
 use crate::app::AppState;
-use crate::problem::{Problem, ProblemKind, ProblemPage};
+use crate::problem::{Answer, Problem, ProblemKind};
 
 /// The reason that is stored if a person disables an address without giving a reason.
 const DISABLED: &str = "disabled by a person";
 
 /// Creates a user.
-pub async fn create(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Result<Response, ProblemPage> {
+pub async fn create(State(app): State<AppState>, visitor: Visitor, form: Posted) -> Answer {
     let mut typed = Typed::of(&form?.into(), &FIELDS);
     let id = typed.get("id").to_owned();
     let made = async {
@@ -29,10 +29,9 @@ pub async fn create(State(app): State<AppState>, visitor: Visitor, form: Posted)
         made.map_err(|error| of_first_address(error.into(), &user.addresses))
     };
     match made.await {
-        Ok(_) => Ok(see(Done::one("user-saved").at(&visitor.link(&path(&id))))),
-        Err(problem) if problem.status().is_server_error() => Err(problem.into()),
+        Ok(_) => Ok(saved_page(&visitor, &id)),
         Err(problem) => {
-            typed.refuse(&problem);
+            typed.refused(problem)?;
             super::new(&app, &visitor, &typed).await
         }
     }
@@ -53,12 +52,7 @@ fn of_first_address(problem: Problem, given: &[UserAddress]) -> Problem {
 }
 
 /// Saves the profile of a user.
-pub async fn save(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(id): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn save(State(app): State<AppState>, visitor: Visitor, Path(id): Path<String>, form: Posted) -> Answer {
     let mut one = One::of(&app, &visitor, &id).await?;
     one.profile = Typed::of(&form?.into(), &FIELDS);
     let saved = async {
@@ -76,7 +70,10 @@ pub async fn save(
     };
     match saved.await {
         Ok(_) => Ok(saved_page(&visitor, &id)),
-        Err(problem) => refused(&mut one, &problem, |one| &mut one.profile).await,
+        Err(problem) => {
+            one.profile.refused(problem)?;
+            one.draw().await
+        }
     }
 }
 
@@ -84,25 +81,8 @@ fn saved_page(visitor: &Visitor, id: &str) -> Response {
     see(Done::one("user-saved").at(&visitor.link(&path(id))))
 }
 
-async fn refused(
-    one: &mut One<'_>,
-    problem: &Problem,
-    form: impl for<'b> Fn(&'b mut One<'_>) -> &'b mut Typed,
-) -> Result<Response, ProblemPage> {
-    if problem.status().is_server_error() {
-        return Err(problem.clone().into());
-    }
-    form(one).refuse(problem);
-    one.draw().await
-}
-
 /// Adds, removes, disables or enables an address of a user.
-pub async fn address(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(id): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn address(State(app): State<AppState>, visitor: Visitor, Path(id): Path<String>, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let mut one = One::of(&app, &visitor, &id).await?;
     one.address = Typed::of(&fields, &["kind", "address"]);
@@ -127,7 +107,10 @@ pub async fn address(
     };
     match changed.await {
         Ok(_) => Ok(saved_page(&visitor, &id)),
-        Err(problem) => refused(&mut one, &problem, |one| &mut one.address).await,
+        Err(problem) => {
+            one.address.refused(problem)?;
+            one.draw().await
+        }
     }
 }
 
@@ -155,12 +138,7 @@ fn changed(one: &One<'_>, fields: &Fields) -> Result<Vec<UserAddress>, Problem> 
 }
 
 /// Sets or removes a preference of a user.
-pub async fn preference(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(id): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn preference(State(app): State<AppState>, visitor: Visitor, Path(id): Path<String>, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let mut one = One::of(&app, &visitor, &id).await?;
     one.preference = Typed::of(&fields, &["event_type", "channel", "allowed"]);
@@ -173,17 +151,15 @@ pub async fn preference(
     let draft = PreferenceDraft { event_type: any("event_type"), channel: any("channel"), allowed };
     match one.store.set_preferences(visitor.caller.tenant(), &id, &[draft]).await {
         Ok(()) => Ok(saved_page(&visitor, &id)),
-        Err(error) => refused(&mut one, &error.into(), |one| &mut one.preference).await,
+        Err(error) => {
+            one.preference.refused(error.into())?;
+            one.draw().await
+        }
     }
 }
 
 /// Deletes a user.
-pub async fn delete(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(id): Path<String>,
-    form: Posted,
-) -> Result<Response, ProblemPage> {
+pub async fn delete(State(app): State<AppState>, visitor: Visitor, Path(id): Path<String>, form: Posted) -> Answer {
     let fields: Fields = form?.into();
     let one = One::of(&app, &visitor, &id).await?;
     if !fields.is_yes("confirmed") {

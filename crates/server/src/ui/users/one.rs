@@ -1,7 +1,6 @@
 //! The page of one user: profile, addresses, preferences and lists.
 
 use axum::extract::{Path, State};
-use axum::response::Response;
 use minijinja::context;
 use postcommit_channel::model::{ADDRESS_KINDS, CHANNELS, QuietHours};
 use postcommit_engine::store::{Store, UserDraft, UserRow};
@@ -12,7 +11,7 @@ use super::super::typed::Typed;
 use super::super::words::shown;
 use super::path;
 use crate::app::{App, AppState};
-use crate::problem::{Problem, ProblemPage};
+use crate::problem::{Answer, Problem};
 use crate::read::typed_object;
 
 /// The number of lists that the page names.
@@ -44,11 +43,7 @@ pub struct One<'a> {
 }
 
 /// The page of a user.
-pub async fn page(
-    State(app): State<AppState>,
-    visitor: Visitor,
-    Path(id): Path<String>,
-) -> Result<Response, ProblemPage> {
+pub async fn page(State(app): State<AppState>, visitor: Visitor, Path(id): Path<String>) -> Answer {
     One::of(&app, &visitor, &id).await?.draw().await
 }
 
@@ -61,7 +56,7 @@ impl<'a> One<'a> {
         Ok(Self { app, visitor, store, row, profile, address, preference })
     }
 
-    pub async fn draw(&self) -> Result<Response, ProblemPage> {
+    pub async fn draw(&self) -> Answer {
         let (tenant, id) = (self.visitor.caller.tenant(), self.row.id.as_str());
         let content = context! {
             id,
